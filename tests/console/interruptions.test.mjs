@@ -123,10 +123,23 @@ test('a terminal states the pause, the rollback and the end of its sandbox', asy
   await owner('POST', `/sandboxes/${id}/resume`, { timeout: 600 })
   await page.getByRole('button', { name: 'New terminal' }).first().click()
   await terminalShows(page, /[$#] *$/)
+  await type(page, 'echo $((6 * 7))-retained')
+  await terminalShows(page, /42-retained/)
   await owner('POST', `/sandboxes/${id}/rollback`, { snapshotID })
   await status().waitFor()
   await owner('DELETE', `/sandboxes/${id}`)
-  await page.getByText('This sandbox was killed').waitFor()
+  // The text of both terminals stays readable until the user leaves the page.
+  const killed = page.getByText('This sandbox was killed')
+  await killed.waitFor()
+  await terminalShows(page, /42-retained/)
+  await page.getByRole('tablist', { name: 'Terminals' }).getByRole('tab').first().click()
+  await terminalShows(page, /42-shown/)
+  assert.ok(await page.getByRole('button', { name: 'New terminal' }).first().isDisabled())
+  await page.getByRole('link', { name: 'All sandboxes' }).click()
+  await page.waitForURL(/\/sandboxes$/)
+  await page.goBack()
+  await killed.waitFor()
+  assert.equal(await page.locator('.terminal-pane').count(), 0)
   await owner('DELETE', `/templates/${snapshotID}`)
   assert.deepEqual(violations, [])
 })
@@ -142,6 +155,25 @@ test('two users see the same shell', async () => {
   await type(other, 'echo $((6 * 7))-of-two')
   await terminalShows(page, /42-of-two/)
   await other.context().close()
+  assert.deepEqual(violations, [])
+})
+
+test('a terminal that was never connected does not state that its shell continues to run', async () => {
+  const unconnected = await context.newPage()
+  await unconnected.addInitScript(() => {
+    const { WebSocket } = globalThis
+    // The handshake at this address fails.
+    globalThis.WebSocket = class extends WebSocket {
+      constructor(url) {
+        super(String(url).replace(/live$/, 'assets/none'))
+      }
+    }
+  })
+  await go(unconnected, `/sandboxes/${sandbox}/terminal`)
+  const banner = unconnected.locator('.terminal-pane:not([hidden]) .banner')
+  await banner.filter({ hasText: 'No connection to the daemon' }).waitFor()
+  assert.equal(await unconnected.getByText('the shell continues to run').count(), 0)
+  await unconnected.close()
   assert.deepEqual(violations, [])
 })
 

@@ -23,6 +23,9 @@ export class CallError extends Error {
   }
 }
 
+/** Returns whether an error means that the object does not exist. */
+export const isNotFound = (error: unknown) => error instanceof CallError && error.status === 404
+
 /** Returns the error of a response with the body `text`, which may have another form. */
 export function callError(status: number, text: string): CallError {
   let body: { error_code?: unknown; message?: unknown } | null = null

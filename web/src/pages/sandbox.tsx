@@ -1,6 +1,6 @@
-import { useState } from 'react'
-import { Link, Outlet, useNavigate, useParams } from '@tanstack/react-router'
-import { api, CallError, data, type SandboxDetail, messageOf } from '../api/client'
+import { useEffect, useState } from 'react'
+import { Link, Outlet, useLocation, useNavigate, useParams } from '@tanstack/react-router'
+import { api, data, isNotFound, type SandboxDetail, messageOf } from '../api/client'
 import { useNow, useRefresh, useSandbox } from '../api/queries'
 import { useSession } from '../session'
 import { actionOf, EXTENSION_S, type SandboxAction } from '../lib/actions'
@@ -29,19 +29,17 @@ export function SandboxPage() {
   const { id } = useParams({ strict: false }) as { id: string }
   const query = useSandbox(id)
   const sandbox = query.data
-  const isGone = query.error instanceof CallError && query.error.status === 404
-  if (isGone || sandbox?.state === 'killed') {
+  const isGone = isNotFound(query.error)
+  const isKilled = isGone || sandbox?.state === 'killed'
+  const { mayChange } = useSession()
+  const hasTerminal = useShownTerminal(id, mayChange && !isKilled && sandbox?.state === 'running')
+  if (isKilled && !(sandbox && hasTerminal)) {
     return (
       <div className="page">
         <Empty isPage title={sandbox ? 'This sandbox was killed' : 'This sandbox does not exist'}>
           <p className="muted">{sandbox ? visible(sandbox.name ?? id) : <code>{visible(id)}</code>}</p>
           {query.error && <p className="muted">{visible(query.error.message)}</p>}
-          <Link className="button" to="/sandboxes">
-            All sandboxes
-          </Link>
-          <Link className="button" to="/snapshots" search={{ q: id }}>
-            Snapshots of this sandbox
-          </Link>
+          <FurtherPages id={id} />
         </Empty>
       </div>
     )
@@ -60,7 +58,7 @@ export function SandboxPage() {
     )
   return (
     <div className="page fill sandbox-page">
-      <Header sandbox={sandbox} />
+      {isKilled ? <KilledHeader sandbox={sandbox} /> : <Header sandbox={sandbox} />}
       {sandbox.jiffy.cause && (
         <div className="problem-box" role="alert">
           <strong>The guest was lost</strong>
@@ -73,13 +71,15 @@ export function SandboxPage() {
           <pre>{visible(sandbox.diskFailure)}</pre>
         </div>
       )}
-      <nav className="tabs" aria-label="Tabs of the sandbox">
-        {tabs.map(([tab, label]) => (
-          <Link key={tab} to={`/sandboxes/$id/${tab}` as '/sandboxes/$id'} params={{ id }} className="tab">
-            {label}
-          </Link>
-        ))}
-      </nav>
+      {!isKilled && (
+        <nav className="tabs" aria-label="Tabs of the sandbox">
+          {tabs.map(([tab, label]) => (
+            <Link key={tab} to={`/sandboxes/$id/${tab}` as '/sandboxes/$id'} params={{ id }} className="tab">
+              {label}
+            </Link>
+          ))}
+        </nav>
+      )}
       <div className="tab-body">
         <Outlet />
       </div>
@@ -87,7 +87,54 @@ export function SandboxPage() {
   )
 }
 
-/** Time until the timeout. */
+/**
+ * Returns whether the page has shown the terminals of the sandbox since the tab was opened. Their
+ * text remains on the page after the sandbox was killed.
+ */
+function useShownTerminal(id: string, isRunning: boolean): boolean {
+  const isTab = useLocation({ select: (location) => location.pathname.endsWith('/terminal') })
+  const [shown, setShown] = useState<string>()
+  useEffect(() => {
+    if (!isTab) setShown(undefined)
+    else if (isRunning) setShown(id)
+  }, [id, isRunning, isTab])
+  return isTab && shown === id
+}
+
+function FurtherPages({ id }: { id: string }) {
+  return (
+    <>
+      <Link className="button" to="/sandboxes">
+        All sandboxes
+      </Link>
+      <Link className="button" to="/snapshots" search={{ q: id }}>
+        Snapshots of this sandbox
+      </Link>
+    </>
+  )
+}
+
+/** Header of a killed sandbox whose terminals are still shown. */
+function KilledHeader({ sandbox }: { sandbox: SandboxDetail }) {
+  const id = sandbox.sandboxID
+  return (
+    <>
+      <header className="page-head">
+        <h1 className="truncate">{visible(sandbox.name ?? id)}</h1>
+        <CopyId id={id} short />
+        <div className="actions">
+          <FurtherPages id={id} />
+        </div>
+      </header>
+      <div className="problem-box" role="alert">
+        <strong>This sandbox was killed</strong>
+        <p>The text of its terminals remains until you leave this page.</p>
+      </div>
+    </>
+  )
+}
+
+/** Time until the timeout, and the idle timeout. */
 function Remaining({ sandbox }: { sandbox: SandboxDetail }) {
   const now = useNow()
   const left = remaining(sandbox.jiffy.deadline_ms, now)

@@ -1,7 +1,7 @@
 import '@xterm/xterm/css/xterm.css'
 import { useCallback, useEffect, useRef, useState } from 'react'
 import { useParams } from '@tanstack/react-router'
-import { callJson, messageOf, guestPath } from '../api/client'
+import { callJson, guestPath, isNotFound, messageOf } from '../api/client'
 import { useSandbox } from '../api/queries'
 import { useSession } from '../session'
 import type { Ending } from '../live/socket'
@@ -31,7 +31,8 @@ let nextKey = 1
 
 export function TerminalTab() {
   const { id } = useParams({ strict: false }) as { id: string }
-  const sandbox = useSandbox(id).data
+  const query = useSandbox(id)
+  const sandbox = query.data
   const session = useSession()
   const [tabs, setTabs] = useState<Tab[]>()
   const [active, setActive] = useState<number>()
@@ -40,9 +41,11 @@ export function TerminalTab() {
   const [fontSize, setFontSize] = useState(13)
   const [screenReader, setScreenReader] = useState(false)
   const [isFull, setFull] = useState(false)
-  const [query, setQuery] = useState<string>()
+  const [searched, setSearched] = useState<string>()
   const pane = useRef<Pane>(null)
-  const isRunning = sandbox?.state === 'running'
+  // The cached answer about a removed sandbox has its former state.
+  const isKilled = isNotFound(query.error) || sandbox?.state === 'killed'
+  const isRunning = sandbox?.state === 'running' && !isKilled
 
   const add = useCallback((settings: Omit<Tab, 'key'> = {}) => {
     const tab = { key: nextKey++, ...settings }
@@ -96,6 +99,7 @@ export function TerminalTab() {
       </Empty>
     )
   }
+  if (isKilled && !tabs?.length) return <Empty title="No terminal is open" />
   if (sandbox && !isRunning && !tabs?.length) {
     return (
       <Empty title={`The sandbox is ${sandbox.state}`}>
@@ -169,8 +173,8 @@ export function TerminalTab() {
             small
             icon="search"
             label="Search"
-            aria-pressed={query !== undefined}
-            onClick={() => setQuery(query === undefined ? '' : undefined)}
+            aria-pressed={searched !== undefined}
+            onClick={() => setSearched(searched === undefined ? '' : undefined)}
           />
           <Button look="ghost" small icon="copy" label="Copy (Ctrl Shift C)" onClick={() => pane.current?.copy()} />
           <Button
@@ -209,28 +213,28 @@ export function TerminalTab() {
           />
         </div>
       </div>
-      {query !== undefined && (
+      {searched !== undefined && (
         <form
           className="terminal-search"
           onSubmit={(e) => {
             e.preventDefault()
-            pane.current?.search.findPrevious(query)
+            pane.current?.search.findPrevious(searched)
           }}>
           <input
             className="input"
             autoFocus
             aria-label="Search in the terminal"
             placeholder="Search"
-            value={query}
-            onChange={(e) => setQuery(e.target.value)}
+            value={searched}
+            onChange={(e) => setSearched(e.target.value)}
             onKeyDown={(e) => {
-              if (e.key === 'Escape') setQuery(undefined)
+              if (e.key === 'Escape') setSearched(undefined)
             }}
           />
-          <Button small onClick={() => pane.current?.search.findPrevious(query)}>
+          <Button small onClick={() => pane.current?.search.findPrevious(searched)}>
             Previous
           </Button>
-          <Button small onClick={() => pane.current?.search.findNext(query)}>
+          <Button small onClick={() => pane.current?.search.findNext(searched)}>
             Next
           </Button>
         </form>
@@ -281,6 +285,14 @@ function endingText({ state, reason }: Ending): string {
   return `${what}: ${visible(reason)}.`
 }
 
+/** Returns the text about a missing connection. A terminal that was not opened may have no shell. */
+function connectionText(hasOpened: boolean, hasEnded: boolean): string {
+  if (!hasOpened) return 'No connection to the daemon. Connecting.'
+  return hasEnded
+    ? 'The connection was lost. Reconnecting.'
+    : 'The connection was lost. Reconnecting; the shell continues to run.'
+}
+
 function TerminalPane({
   tab,
   sandbox,
@@ -301,6 +313,7 @@ function TerminalPane({
   const element = useRef<HTMLDivElement>(null)
   const pane = useRef<Pane>(undefined)
   const [isConnected, setConnected] = useState(true)
+  const [hasOpened, setHasOpened] = useState(false)
   const [paste, setPaste] = useState<{ text: string; paste: () => void }>()
   const [link, setLink] = useState<string>()
   const first = useRef(tab)
@@ -315,7 +328,8 @@ function TerminalPane({
       {
         onOpened: (opened) => {
           first.current = { ...first.current, terminal: opened }
-          onChange(key, { terminal: opened, ending: undefined })
+          setHasOpened(true)
+          onChange(key, { terminal: opened, ending: undefined, failure: undefined })
         },
         onEnding: (ending) => onChange(key, { ending }),
         onFailed: (message) => onChange(key, { failure: message }),
@@ -339,7 +353,7 @@ function TerminalPane({
     <div className="terminal-pane" hidden={!isActive}>
       {!isConnected && (
         <div className="banner" role="status">
-          The connection was lost. Reconnecting; the shell continues to run.
+          {connectionText(hasOpened, tab.ending !== undefined)}
         </div>
       )}
       <div className="terminal-screen" ref={element} />
