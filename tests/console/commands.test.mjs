@@ -135,8 +135,9 @@ const killAll = async () => {
 
 test('a sandbox is created with hostile metadata and environment', async () => {
   const body = { templateID: 'base', timeout: 900, metadata: { [`k ${HOSTILE}`]: HOSTILE }, envVars: { A: HOSTILE } }
-  const named = { ...body, name: 'n', cpuCount: 1, memoryMB: 256, lifecycle: { onTimeout: 'pause', autoResume: true } }
-  for (const settings of [body, named, { ...body, allow_internet_access: false }]) {
+  const named = { ...body, name: 'n', cpuCount: 1, memoryMB: 256, idleTimeout: 600 }
+  const paused = { ...body, idleTimeout: 0, lifecycle: { onTimeout: 'pause', autoResume: true } }
+  for (const settings of [body, named, paused, { ...body, allow_internet_access: false }]) {
     await compare(
       killAll,
       () => forms.commands.create(settings),
@@ -144,7 +145,7 @@ test('a sandbox is created with hostile metadata and environment', async () => {
         const sandboxes = await list()
         assert.equal(sandboxes.length, 1)
         const { name, cpuCount, memoryMB, metadata, jiffy } = sandboxes[0]
-        const { timeout_s, on_timeout, network } = jiffy.terms
+        const { timeout_s, on_timeout, idle_timeout_s, network } = jiffy.terms
         const env = (await detail(sandboxes[0].sandboxID)).jiffy.env
         return {
           name,
@@ -154,6 +155,7 @@ test('a sandbox is created with hostile metadata and environment', async () => {
           env,
           timeout_s,
           on_timeout,
+          idle_timeout_s,
           internet: network.allow_internet_access,
         }
       },
@@ -186,9 +188,20 @@ test('the state, name, timeout, rules and copies of a sandbox change alike', asy
   )
   await compare(
     () => owner('POST', `/sandboxes/${id}/timeout`, { timeout: 60 }),
-    () => forms.commands.timeout(id, 3600),
+    () => forms.commands.timeout(id, { timeout: 3600 }),
     async () => Math.round(((await detail(id)).jiffy.deadline_ms - Date.now()) / 300_000),
   )
+  for (const timeouts of [{ idleTimeout: 600 }, { timeout: -1, idleTimeout: 900 }, { timeout: 7200, idleTimeout: 0 }]) {
+    await compare(
+      () => owner('POST', `/sandboxes/${id}/timeout`, { timeout: 1800, idleTimeout: 300 }),
+      () => forms.commands.timeout(id, timeouts),
+      async () => {
+        const { deadline_ms, terms } = (await detail(id)).jiffy
+        const left = deadline_ms && Math.round((deadline_ms - Date.now()) / 300_000)
+        return [left, terms.idle_timeout_s]
+      },
+    )
+  }
   const headers = { 'a.example': [{ transform: { headers: { 'x-key': 'value' } } }] }
   const rules = { allowOut: ['example.com', '1.2.3.0/24'], denyOut: ['0.0.0.0/0'] }
   await compare(

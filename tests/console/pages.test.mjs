@@ -111,6 +111,53 @@ test('hostile names, metadata, files and output are shown as text', async () => 
 })
 
 test('a key of scope read sees sandboxes without actions, files and terminals', async () => {
+test('an idle timeout is set and shown, and is not reported as no timeout', async () => {
+  const dialog = page.getByRole('dialog')
+  const set = async (timeout, idle, amount) => {
+    await page.getByRole('button', { name: 'More actions' }).click()
+    await page.getByRole('menuitem', { name: 'Timeouts' }).click()
+    await dialog.getByLabel('Unit of the timeout').selectOption(timeout)
+    await dialog.getByLabel('Unit of the idle timeout').selectOption(idle)
+    if (amount) await dialog.getByLabel('Idle timeout', { exact: true }).fill(amount)
+    await dialog.getByRole('button', { name: 'Set the timeouts' }).click()
+    await dialog.waitFor({ state: 'detached' })
+    const { deadline_ms, terms } = (await owner('GET', `/sandboxes/${sandbox}`)).jiffy
+    return [deadline_ms, terms.idle_timeout_s]
+  }
+  const none = page.getByText('no timeout', { exact: true })
+  await go(page, `/sandboxes/${sandbox}/details`)
+  assert.deepEqual(await set('no limit', 'min', '30'), [null, 1800])
+  await page.getByText('pauses after 30 min without use').waitFor()
+  assert.equal(await none.count(), 0)
+  assert.deepEqual(await set('unchanged', 'never'), [null, undefined])
+  await none.waitFor()
+  assert.deepEqual(await set('unchanged', 'h', '2'), [null, 7200])
+  await none.waitFor({ state: 'detached' })
+  await go(page, '/sandboxes')
+  await page.getByRole('row', { name: /pages/ }).getByText('idle 2 h').waitFor()
+  assert.deepEqual(violations, [])
+})
+
+const hasConsole = ENGINES.includes('microvm')
+const skip = !hasConsole && 'the console of a gVisor sandbox cannot be written by its processes'
+test("a line of the guest's console is shown, and found by the search", { skip }, async () => {
+  await go(page, `/sandboxes/${sandbox}/terminal`)
+  await terminalShows(page, /[$#] *$/)
+  await type(page, 'echo console-line-$((6 * 7)) | sudo tee /dev/console >/dev/null; echo written-$?')
+  await terminalShows(page, /written-0/)
+  await go(page, `/sandboxes/${sandbox}/console`)
+  const line = page.locator('.log-line', { hasText: 'console-line-42' })
+  await line.waitFor()
+  const search = page.getByLabel('Search in the console log')
+  await search.fill('no-such-line')
+  await line.waitFor({ state: 'detached' })
+  await page.getByText('0 lines match').waitFor()
+  await search.fill('LINE-42')
+  await line.waitFor()
+  await page.getByText('1 line matches').waitFor()
+  assert.deepEqual(violations, [])
+})
+
   const reader = await signInByKey(await open(browser), READ_KEY, '/sandboxes')
   await reader.getByRole('row', { name: /pages/ }).waitFor()
   assert.equal(await reader.getByRole('link', { name: 'New sandbox' }).count(), 0)

@@ -54,7 +54,7 @@ export const sandboxActions: SandboxAction[] = [
     doing: 'Setting the timeout of',
     icon: 'clock',
     states: ['running', 'paused'],
-    command: (id) => commands.timeout(id, EXTENSION_S),
+    command: (id) => commands.timeout(id, { timeout: EXTENSION_S }),
     run: (id) => api.POST('/sandboxes/{sandboxID}/timeout', { ...path(id), body: { timeout: EXTENSION_S } }),
   },
   {

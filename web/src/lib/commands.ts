@@ -29,6 +29,7 @@ export type CreateBody = Pick<
   | 'cpuCount'
   | 'memoryMB'
   | 'timeout'
+  | 'idleTimeout'
   | 'lifecycle'
   | 'allow_internet_access'
   | 'network'
@@ -36,6 +37,17 @@ export type CreateBody = Pick<
   | 'metadata'
   | 'envVars'
 >
+
+/** Timeouts of a sandbox in seconds. Absent ones are retained. */
+export interface Timeouts {
+  /** -1: no timeout. */
+  timeout?: number
+  /** 0: the sandbox is never paused because it is idle. */
+  idleTimeout?: number
+}
+
+/** Returns a time in seconds as a word of the command line. */
+const secondsWord = (seconds: number) => (seconds === 0 ? '0' : `${seconds}s`)
 
 /** The commands of all actions on sandboxes and snapshots. */
 export const commands = {
@@ -50,6 +62,7 @@ export const commands = {
     option('--memory', body.memoryMB && `${body.memoryMB}MiB`)
     option('--timeout', body.timeout === -1 ? 'none' : body.timeout && `${body.timeout}s`)
     option('--on-timeout', body.lifecycle?.onTimeout)
+    option('--idle-timeout', body.idleTimeout == null ? undefined : secondsWord(body.idleTimeout))
     option('--network', body.allow_internet_access === false ? 'off' : undefined)
     option('--engine', body.engine)
     for (const [key, value] of Object.entries(body.metadata ?? {})) option('--label', `${key}=${value}`)
@@ -60,8 +73,9 @@ export const commands = {
     if (body.envVars) python.push(`envs=${pythonValue(body.envVars)}`)
     if (body.allow_internet_access === false) python.push('allow_internet_access=False')
     // `e2b` has no arguments for these settings.
-    const { name, cpuCount, memoryMB, engine, lifecycle, network } = body
-    const isOfE2b = [name, cpuCount, memoryMB, engine, lifecycle, network].every((v) => v == null)
+    const { name, cpuCount, memoryMB, engine, lifecycle, idleTimeout, network } = body
+    const others = [name, cpuCount, memoryMB, engine, lifecycle, idleTimeout, network]
+    const isOfE2b = others.every((v) => v == null)
     return {
       // The command line has no option for a list of hosts.
       jiffy: network ? undefined : words,
@@ -136,12 +150,20 @@ export const commands = {
     method: 'GET',
     path: `/compare?a=${id(a)}&b=${id(b)}`,
   }),
-  timeout: (sandbox: string, seconds: number): Command => ({
-    python: `Sandbox.connect(${pythonString(sandbox)}).set_timeout(${seconds})`,
-    method: 'POST',
-    path: `/sandboxes/${id(sandbox)}/timeout`,
-    body: { timeout: seconds },
-  }),
+  timeout(sandbox: string, timeouts: Timeouts): Command {
+    const { timeout, idleTimeout } = timeouts
+    const words = ['timeout', sandbox]
+    if (timeout !== undefined) words.push(timeout === -1 ? 'none' : secondsWord(timeout))
+    if (idleTimeout !== undefined) words.push(`--idle=${secondsWord(idleTimeout)}`)
+    const isOfE2b = idleTimeout === undefined && timeout !== undefined
+    return {
+      jiffy: words,
+      python: isOfE2b ? `Sandbox.connect(${pythonString(sandbox)}).set_timeout(${timeout})` : undefined,
+      method: 'POST',
+      path: `/sandboxes/${id(sandbox)}/timeout`,
+      body: timeouts,
+    }
+  },
   rename: (sandbox: string, name: string): Command => ({
     jiffy: ['rename', '--', sandbox, name],
     method: 'PATCH',

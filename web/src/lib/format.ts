@@ -70,8 +70,13 @@ export function count(n: number, one: string, many = `${one}s`): string {
 /** The deadline that stands for no timeout: the end of the year 2999. */
 const NEVER = Date.UTC(2999, 0, 1)
 
+/** Returns a deadline in milliseconds since 1970. `null` if it stands for no timeout. */
+export function deadlineOf(deadline: number | null | undefined): number | null {
+  return deadline == null || deadline >= NEVER ? null : deadline
+}
+
 /** Returns the remaining seconds until a deadline. `null` without a deadline. */
 export function remaining(deadline: number | null | undefined, now: number): number | null {
-  if (deadline == null || deadline >= NEVER) return null
-  return Math.max(0, (deadline - now) / 1000)
+  const at = deadlineOf(deadline)
+  return at === null ? null : Math.max(0, (at - now) / 1000)
 }

@@ -8,6 +8,7 @@ import { mib } from '../lib/format'
 import { visible } from '../lib/visible'
 import { AsCommand } from '../ui/as-command'
 import { Button, Dialog, Field, Problem } from '../ui/controls'
+import { type EnteredTime, enteredSeconds, isValidTime, TimeInput } from '../ui/time-input'
 import { notify } from '../ui/toast'
 
 /** Parses lines `KEY=VALUE` of a text field. Returns an error message if a line has another form. */
@@ -22,7 +23,17 @@ function pairs(text: string): Record<string, string> | string {
   return found
 }
 
-type FieldName = 'template' | 'name' | 'cpu' | 'memory' | 'timeout' | 'network' | 'env' | 'metadata' | 'engine'
+type FieldName =
+  | 'template'
+  | 'name'
+  | 'cpu'
+  | 'memory'
+  | 'timeout'
+  | 'idle'
+  | 'network'
+  | 'env'
+  | 'metadata'
+  | 'engine'
 
 /** Returns the field that an error of the API is about. */
 function fieldOf(error: CallError): FieldName | undefined {
@@ -32,6 +43,7 @@ function fieldOf(error: CallError): FieldName | undefined {
   if (/`memoryMB`/.test(message) || code === 'max_memory') return 'memory'
   if (/`cpuCount`/.test(message) || code === 'max_vcpus') return 'cpu'
   if (/`timeout`/.test(message)) return 'timeout'
+  if (/`idleTimeout`/.test(message)) return 'idle'
   if (/allowOut|denyOut|network/.test(message)) return 'network'
   if (/envVars|environment/.test(message)) return 'env'
   if (/`metadata`/.test(message)) return 'metadata'
@@ -61,8 +73,6 @@ export function CreateDialog({
     name: '',
     cpu: '',
     memory: '',
-    timeout: '1',
-    unit: '3600',
     onTimeout: 'kill',
     network: 'all',
     hosts: '',
@@ -70,11 +80,17 @@ export function CreateDialog({
     metadata: '',
     engine: '',
   })
+  const [timeout, enterTimeout] = useState<EnteredTime>({ amount: '1', unit: '3600' })
+  const [idle, enterIdle] = useState<EnteredTime>({ amount: '10', unit: 'default' })
   const [showEnv, setShowEnv] = useState(false)
   const [busy, setBusy] = useState(false)
   const [error, setError] = useState<unknown>()
   const set = (key: keyof typeof form) => (event: { target: { value: string } }) => {
     setForm({ ...form, [key]: event.target.value })
+    setError(undefined)
+  }
+  const changed = (enter: (time: EnteredTime) => void) => (time: EnteredTime) => {
+    enter(time)
     setError(undefined)
   }
   if (!session.mayChange) {
@@ -92,12 +108,14 @@ export function CreateDialog({
   const env = pairs(form.env)
   const metadata = pairs(form.metadata)
   const hosts = form.hosts.split(/[\s,]+/).filter(Boolean)
-  const seconds = form.unit === '-1' ? -1 : Math.round(Number(form.timeout) * Number(form.unit))
+  const seconds = enteredSeconds(timeout) ?? -1
+  const idleSeconds = idle.unit === 'never' ? 0 : enteredSeconds(idle)
   const body: NewSandbox = { templateID: form.source, timeout: seconds }
   if (form.name) body.name = form.name
   if (form.cpu) body.cpuCount = Number(form.cpu)
   if (form.memory) body.memoryMB = Number(form.memory)
   if (form.onTimeout === 'pause' && seconds !== -1) body.lifecycle = { onTimeout: 'pause', autoResume: true }
+  if (idleSeconds !== undefined) body.idleTimeout = idleSeconds
   if (form.network === 'none') body.allow_internet_access = false
   if (form.network === 'list') body.network = { allowOut: hosts, denyOut: ['0.0.0.0/0'] }
   if (typeof env === 'object' && Object.keys(env).length) body.envVars = env
@@ -107,7 +125,11 @@ export function CreateDialog({
   const field = error instanceof CallError ? fieldOf(error) : undefined
   const problemOf = (name: FieldName) => (field === name && error instanceof CallError ? error.message : undefined)
   const isValid =
-    typeof env === 'object' && typeof metadata === 'object' && (seconds === -1 || seconds > 0) && form.source !== ''
+    typeof env === 'object' &&
+    typeof metadata === 'object' &&
+    isValidTime(timeout) &&
+    isValidTime(idle) &&
+    form.source !== ''
   const submit = async () => {
     setBusy(true)
     setError(undefined)
@@ -220,36 +242,42 @@ export function CreateDialog({
             />
           </Field>
           <Field id="timeout" label="Timeout" problem={problemOf('timeout')}>
-            <div className="row">
-              <input
-                id="timeout"
-                className="input"
-                type="number"
-                min={1}
-                step="any"
-                disabled={form.unit === '-1'}
-                value={form.timeout}
-                onChange={set('timeout')}
-              />
-              <select className="select" aria-label="Unit of the timeout" value={form.unit} onChange={set('unit')}>
-                <option value="60">min</option>
-                <option value="3600">h</option>
-                <option value="86400">d</option>
-                <option value="-1">no limit</option>
-              </select>
-            </div>
+            <TimeInput
+              id="timeout"
+              unitLabel="Unit of the timeout"
+              choices={[['none', 'no limit']]}
+              value={timeout}
+              onChange={changed(enterTimeout)}
+            />
           </Field>
           <Field id="action" label="At the timeout">
             <select
               id="action"
               className="select"
               style={{ width: '100%' }}
-              disabled={form.unit === '-1'}
+              disabled={seconds === -1}
               value={form.onTimeout}
               onChange={set('onTimeout')}>
               <option value="kill">kill the sandbox</option>
               <option value="pause">pause it, and resume it on request</option>
             </select>
+          </Field>
+          <Field
+            id="idle"
+            label="Idle timeout"
+            problem={problemOf('idle')}
+            whole
+            hint="Time without use after which the sandbox is paused. Defaults to the value of the template or key.">
+            <TimeInput
+              id="idle"
+              unitLabel="Unit of the idle timeout"
+              choices={[
+                ['default', 'default'],
+                ['never', 'never'],
+              ]}
+              value={idle}
+              onChange={changed(enterIdle)}
+            />
           </Field>
           <Field id="network" label="Network" problem={problemOf('network')} whole>
             <div className="row wrap">

@@ -28,13 +28,15 @@ function Ages({ sandbox }: { sandbox: Sandbox }) {
   const now = useNow()
   const created = sandbox.jiffy.created_ms
   const left = sandbox.state === 'running' ? remaining(sandbox.jiffy.deadline_ms, now) : null
+  const idle = sandbox.jiffy.terms.idle_timeout_s
+  const unlimited = idle ? `idle ${duration(idle)}` : 'no limit'
   return (
     <>
       <td className="num card-line" title={`${localTime(created)}\n${utcTime(created)}`}>
         {duration((now - created) / 1000)}
       </td>
       <td className="num card-line">
-        {left === null ? (sandbox.state === 'running' ? 'no limit' : '–') : countDown(left)}
+        {left === null ? (sandbox.state === 'running' ? unlimited : '–') : countDown(left)}
       </td>
     </>
   )

@@ -5,13 +5,14 @@ import { useNow, useRefresh, useSandbox } from '../api/queries'
 import { useSession } from '../session'
 import { actionOf, EXTENSION_S, type SandboxAction } from '../lib/actions'
 import { commands } from '../lib/commands'
-import { countDown, remaining } from '../lib/format'
+import { countDown, duration, remaining } from '../lib/format'
 import { visible } from '../lib/visible'
 import { AsCommand } from '../ui/as-command'
 import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Button, CopyId, Dialog, Empty, Field, Menu, Problem, Skeleton } from '../ui/controls'
 import { StateBadge } from '../ui/state-badge'
 import { notify } from '../ui/toast'
+import { TimeoutDialog } from './timeout-dialog'
 
 const tabs = [
   ['terminal', 'Terminal'],
@@ -138,15 +139,23 @@ function KilledHeader({ sandbox }: { sandbox: SandboxDetail }) {
 function Remaining({ sandbox }: { sandbox: SandboxDetail }) {
   const now = useNow()
   const left = remaining(sandbox.jiffy.deadline_ms, now)
+  const idle = sandbox.jiffy.terms.idle_timeout_s
   if (sandbox.state !== 'running') return null
-  if (left === null) return <span className="muted">no timeout</span>
+  if (left === null && !idle) return <span className="muted">no timeout</span>
   const action = sandbox.jiffy.terms.on_timeout === 'pause' ? 'pauses' : 'ends'
   return (
-    <span className={left < 60 ? 'badge warn plain' : 'muted'}>
-      {action} in {countDown(left)}
-    </span>
+    <>
+      {left !== null && (
+        <span className={left < 60 ? 'badge warn plain' : 'muted'}>
+          {action} in {countDown(left)}
+        </span>
+      )}
+      {idle ? <span className="muted">pauses after {duration(idle)} without use</span> : null}
+    </>
   )
 }
+
+type DialogName = 'rename' | 'fork' | 'snapshot' | 'timeouts' | 'kill' | 'restart' | 'promote' | 'commands'
 
 function Header({ sandbox }: { sandbox: SandboxDetail }) {
   const id = sandbox.sandboxID
@@ -154,7 +163,7 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
   const refresh = useRefresh()
   const navigate = useNavigate()
   const [doing, setDoing] = useState<SandboxAction>()
-  const [dialog, setDialog] = useState<'rename' | 'fork' | 'snapshot' | 'kill' | 'restart' | 'promote' | 'commands'>()
+  const [dialog, setDialog] = useState<DialogName>()
 
   const run = async (action: SandboxAction) => {
     setDoing(action)
@@ -234,6 +243,9 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
           <Menu
             label="More actions"
             entries={[
+              ...(isRunning || sandbox.state === 'paused'
+                ? [{ label: 'Timeouts', icon: 'clock' as const, onSelect: () => setDialog('timeouts') }]
+                : []),
               ...(isRunning
                 ? [{ label: 'Restart', icon: 'restart' as const, onSelect: () => setDialog('restart') }]
                 : []),
@@ -250,6 +262,7 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
       {dialog === 'rename' && <RenameDialog sandbox={sandbox} onClose={close} />}
       {dialog === 'fork' && <ForkDialog sandbox={sandbox} onClose={close} />}
       {dialog === 'snapshot' && <SnapshotDialog sandbox={sandbox} onClose={close} />}
+      {dialog === 'timeouts' && <TimeoutDialog sandbox={sandbox} onClose={close} />}
       {dialog === 'kill' && (
         <ConfirmDialog
           title={`Kill ${visible(sandbox.name ?? id)}?`}
@@ -287,7 +300,7 @@ function Header({ sandbox }: { sandbox: SandboxDetail }) {
           </div>
           <div className="field">
             <span className="label">+1 h</span>
-            <AsCommand command={commands.timeout(id, EXTENSION_S)} />
+            <AsCommand command={commands.timeout(id, { timeout: EXTENSION_S })} />
           </div>
         </Dialog>
       )}

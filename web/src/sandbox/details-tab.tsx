@@ -4,7 +4,7 @@ import { api } from '../api/client'
 import { useFigures, useRefresh, useSandbox } from '../api/queries'
 import { useSession } from '../session'
 import { commands } from '../lib/commands'
-import { bytes, mib } from '../lib/format'
+import { bytes, deadlineOf, duration, mib } from '../lib/format'
 import { visible } from '../lib/visible'
 import { AsCommand } from '../ui/as-command'
 import { Button, CopyId, Field, Problem, Skeleton, Time } from '../ui/controls'
@@ -19,6 +19,7 @@ export function DetailsTab() {
   if (!sandbox) return <Skeleton rows={8} />
   const info = sandbox.jiffy
   const env = Object.entries(info.env)
+  const deadline = deadlineOf(info.deadline_ms)
   const facts: [string, React.ReactNode][] = [
     ['Id', <CopyId key="id" id={sandbox.sandboxID} />],
     ['Template', visible(sandbox.alias)],
@@ -48,7 +49,9 @@ export function DetailsTab() {
       ),
     ],
     ['Key', info.terms.owner ? <code key="k">{info.terms.owner}</code> : 'owner of the host'],
+    ['Timeout', deadline === null ? 'none' : <Time key="t" at={deadline} />],
     ['At the timeout', info.terms.on_timeout],
+    ['Idle timeout', info.terms.idle_timeout_s ? duration(info.terms.idle_timeout_s) : 'none'],
     ['Resume on request', info.terms.auto_resume ? 'yes' : 'no'],
     ['Agent token', info.terms.secure ? 'required' : 'not required'],
     ['Store', sandbox.storeState ?? '–'],

@@ -19,7 +19,7 @@ function details(event: SandboxEvent): string {
   const parts = [
     event.cause,
     event.type === 'sandbox.renamed' && `now ${event.name ?? 'without a name'}`,
-    event.type === 'sandbox.timeoutChanged' && !event.endAt && 'no timeout',
+    event.type === 'sandbox.timeoutChanged' && !event.endAt && 'no deadline',
     event.type === 'sandbox.forked' && count(event.count ?? 0, 'child', 'children'),
     event.type === 'sandbox.promoted' && `${count(event.count ?? 0, 'sandbox', 'sandboxes')} removed`,
     event.type === 'sandbox.snapshotTaken' && event.name,
