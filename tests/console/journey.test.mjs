@@ -38,6 +38,15 @@ for (const engine of ENGINES) {
     await type(page, 'echo $state-value')
     await terminalShows(page, /retained-value/)
 
+    // A second terminal is another shell. The first one remains when it ends.
+    await button('New terminal').click()
+    await terminalShows(page, /[$#] *$/)
+    await type(page, 'echo ${state:-unset}-value')
+    await terminalShows(page, /unset-value/)
+    await button('End this terminal').click()
+    await type(page, 'echo $state-again')
+    await terminalShows(page, /retained-again/)
+
     await button('Snapshot').click()
     await dialog().getByLabel('Name').fill('before')
     await button('Take the snapshot').click()
@@ -105,6 +114,19 @@ for (const engine of ENGINES) {
     assert.deepEqual(violations, [])
   })
 }
+
+test('the table is grouped by a metadata key', async () => {
+  const list = await owner('GET', '/v2/sandboxes?limit=100')
+  const count = list.filter((s) => s.metadata.suite === 'journey').length
+  assert.ok(count > 0)
+  await go(page, '/sandboxes?q=journey')
+  await page.getByLabel('Group by').selectOption('suite')
+  await page.waitForURL(/group=suite/)
+  const heading = page.locator('tr.group', { hasText: `suite: journey (${count})` })
+  await heading.waitFor()
+  assert.equal(await page.locator('tr.group').count(), 1)
+  assert.deepEqual(violations, [])
+})
 
 test('all sandboxes that match are killed together, and the table shows it', async () => {
   await go(page, '/sandboxes?q=journey')

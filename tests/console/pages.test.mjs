@@ -4,6 +4,7 @@ import { after, before, test } from 'node:test'
 import {
   CREATE_KEY,
   createSandbox,
+  ENGINES,
   findings,
   go,
   launch,
@@ -110,7 +111,6 @@ test('hostile names, metadata, files and output are shown as text', async () => 
   assert.deepEqual(violations, [])
 })
 
-test('a key of scope read sees sandboxes without actions, files and terminals', async () => {
 test('an idle timeout is set and shown, and is not reported as no timeout', async () => {
   const dialog = page.getByRole('dialog')
   const set = async (timeout, idle, amount) => {
@@ -158,6 +158,7 @@ test("a line of the guest's console is shown, and found by the search", { skip }
   assert.deepEqual(violations, [])
 })
 
+test('a key of scope read sees sandboxes without actions, files and terminals', async () => {
   const reader = await signInByKey(await open(browser), READ_KEY, '/sandboxes')
   await reader.getByRole('row', { name: /pages/ }).waitFor()
   assert.equal(await reader.getByRole('link', { name: 'New sandbox' }).count(), 0)
