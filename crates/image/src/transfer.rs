@@ -293,16 +293,35 @@ fn expect_entry<'a, R: Read>(
     let missing =
         || ImportError::image(format!("it is not an exported template: {name} is missing"));
     let entry = entry.ok_or_else(missing)?.map_err(unreadable_io)?;
-    let header = entry.header();
-    let as_named = entry.path_bytes() == name.as_bytes()
-        && header.entry_type() == EntryType::Regular
-        && size.is_none_or(|size| entry.size() == size);
-    as_named.then_some(entry).ok_or_else(missing)
+    is_entry(&entry, name, size)
+        .then_some(entry)
+        .ok_or_else(missing)
+}
+
+/// Returns whether an entry is a file with this name and size.
+fn is_entry<R: Read>(entry: &Entry<'_, R>, name: &str, size: Option<u64>) -> bool {
+    entry.path_bytes() == name.as_bytes()
+        && entry.header().entry_type() == EntryType::Regular
+        && size.is_none_or(|size| entry.size() == size)
+}
+
+/// Returns whether the first bytes of a file are not the header of an archive. False for errors of
+/// the system, truncated files and limits.
+fn is_invalid_header(error: &io::Error) -> bool {
+    error.raw_os_error().is_none()
+        && error.kind() != io::ErrorKind::UnexpectedEof
+        && !error.get_ref().is_some_and(|e| e.is::<LayerError>())
 }
 
 /// Reads the manifest, which must be the first entry.
 fn read_manifest<R: Read>(entry: NextEntry<'_, R>) -> Result<TemplateManifest, ImportError> {
-    let entry = expect_entry(entry, MANIFEST, None)?;
+    let entry = match entry {
+        // The error of an invalid header contains bytes of the file.
+        Some(Err(e)) if is_invalid_header(&e) => return Err(ImportError::NotExported),
+        Some(Err(e)) => return Err(unreadable_io(e)),
+        Some(Ok(entry)) if is_entry(&entry, MANIFEST, None) => entry,
+        Some(Ok(_)) | None => return Err(ImportError::NotExported),
+    };
     if entry.size() > MAX_MANIFEST_BYTES {
         return Err(ImportError::image(format!("its {MANIFEST} is too large")));
     }

@@ -14,8 +14,8 @@ use crate::cli::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs};
 use anyhow::Context;
 use jiffy_daemon::TemplateProgress;
 use jiffy_image::{
-    FileImport, FileTrust, Home, KnownDigests, Recipe, Template, TemplateManifest, Templates,
-    Visibility, build_if_needed, download_template, export_template,
+    FileImport, FileTrust, Home, ImportError, KnownDigests, Recipe, Template, TemplateManifest,
+    Templates, Visibility, build_if_needed, download_template, export_template,
 };
 use jiffy_registry_pull::PullerProgram;
 use serde_json::{Value, json};
@@ -188,7 +188,15 @@ fn import_file(templates: &Templates, args: &TemplateImportArgs) -> anyhow::Resu
         import.run(templates, file, &mut on_progress)
     };
     bar.finish();
-    imported.with_context(|| format!("cannot import {}", from.display()))
+    let name = if from.as_os_str() == "-" {
+        "standard input".to_owned()
+    } else {
+        from.display().to_string()
+    };
+    match imported {
+        Err(ImportError::NotExported) => anyhow::bail!("{name} is not an exported template"),
+        imported => imported.with_context(|| format!("cannot import {name}")),
+    }
 }
 
 /// Builds a template from a Dockerfile, an image or a recipe.

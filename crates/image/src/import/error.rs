@@ -49,6 +49,9 @@ pub enum ImportError {
         "the image is for {found}, but sandboxes run linux/amd64: choose an image for linux/amd64"
     )]
     Platform { found: String },
+    /// The file is not an archive that starts with the manifest of a template.
+    #[error("the file is not an exported template")]
+    NotExported,
     #[error("{what} does not match its digest (its content has sha256 {found}): run again")]
     Digest { what: String, found: String },
     #[error("cannot unpack {what}")]

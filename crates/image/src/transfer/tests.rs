@@ -109,6 +109,27 @@ fn a_file_cannot_choose_the_owner_of_its_template() {
 }
 
 #[test]
+fn a_file_without_a_template_is_rejected_without_its_content() {
+    let (_guard, target) = home();
+    let archive = packed(&[("other".to_owned(), b"content".to_vec())]);
+    let text = "content ".repeat(200).into_bytes();
+    let binary = vec![0xff; 4096];
+    let packed_text = zstd::encode_all(&text[..], 0).unwrap();
+    for file in [
+        &archive[..],
+        &text[..],
+        &text[..8],
+        &binary[..],
+        &packed_text[..],
+        b"".as_slice(),
+    ] {
+        let error = imported(&target, file, None).unwrap_err();
+        assert!(matches!(error, ImportError::NotExported), "{error:?}");
+        assert_eq!(error.to_string(), "the file is not an exported template");
+    }
+}
+
+#[test]
 fn an_invalid_export_is_refused_and_leaves_nothing() {
     let ((_a, source), (_b, target)) = (home(), home());
     let size = FakeRecipe::new("one")
@@ -134,7 +155,7 @@ fn an_invalid_export_is_refused_and_leaves_nothing() {
     assert!(refused(&|e| e[1].1.push(0)).contains("is missing"));
     assert!(refused(&|e| e[1].0 = "x/x".to_owned()).contains("is missing"));
     assert!(refused(&|e| drop(e.pop())).contains("is missing"));
-    assert!(refused(&|e| e.reverse()).contains("template.json is missing"));
+    assert!(refused(&|e| e.reverse()).contains("not an exported template"));
     assert!(refused(&|e| e[0].1 = vec![b' '; 2 << 20]).contains("too large"));
     assert!(refused(&|e| replace(e, "\"one\"", "\"base\"")).contains("another recipe"));
     assert!(refused(&|e| replace(e, "\"one\"", "\"../one\"")).contains("not a template name"));
