@@ -5,7 +5,7 @@ use crate::log_pages::{Output, print, with_fields};
 use crate::runtime;
 use hyper::Method;
 use jiff::Timestamp;
-use jiffy_api_types::{Event, EventPage};
+use jiffy_api_types::{Event, EventPage, EventType};
 use jiffy_client::{has_error_code, terminal};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
@@ -26,8 +26,25 @@ pub fn run(args: &EventsArgs) -> anyhow::Result<ExitCode> {
         follow: args.follow,
         json: args.json,
     };
-    runtime.block_on(print::<EventPage>(&args.host, &parameters, output, line))?;
+    let printed = runtime.block_on(print::<EventPage>(&args.host, &parameters, output, line));
+    printed.map_err(|error| match unknown_types(&args.types) {
+        Some(message) if has_error_code(&error, "invalid_request") => anyhow::Error::msg(message),
+        _ => error,
+    })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the message for types that this program does not know. `None` if it knows all of them.
+/// Unknown types are sent nevertheless: a newer daemon may know them.
+fn unknown_types(types: &[String]) -> Option<String> {
+    let known = EventType::ALL.map(EventType::name);
+    let unknown = types.iter().map(String::as_str);
+    let unknown: Vec<&str> = unknown.filter(|name| !known.contains(name)).collect();
+    let first = unknown.first()?;
+    Some(format!(
+        "--type: `{first}` is not a type of event: use one or more of {}",
+        known.join(", ")
+    ))
 }
 
 /// Returns the id of a sandbox. A name has no meaning after the end of its sandbox.
@@ -78,7 +95,27 @@ fn line(event: &Event) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jiffy_api_types::{EventType, Moment};
+    use jiffy_api_types::Moment;
+
+    #[test]
+    fn the_message_for_an_unknown_type_names_the_option_and_all_types() {
+        let types = |names: &[&str]| {
+            names
+                .iter()
+                .map(|&name| name.to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            unknown_types(&types(&["sandbox.killed", "key.created"])),
+            None
+        );
+        assert_eq!(unknown_types(&[]), None);
+        let message = unknown_types(&types(&["sandbox.killed", "bogus"])).unwrap();
+        assert!(message.starts_with("--type: `bogus` is not"), "{message}");
+        for kind in EventType::ALL {
+            assert!(message.contains(kind.name()), "{message}");
+        }
+    }
 
     #[test]
     fn names_cannot_forge_lines_or_control_the_terminal() {

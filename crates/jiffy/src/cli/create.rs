@@ -77,7 +77,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "on|off", value_enum, default_value_t)]
     pub network: NetworkSwitch,
     /// Private network to join. Sandboxes of the same key in a network reach each other by name
-    #[arg(long, value_name = "NETWORK")]
+    #[arg(long, value_name = "NETWORK", value_parser = network)]
     pub join: Option<String>,
     /// Isolation engine, see `jiffy engines` [default: the engine of the snapshot, otherwise of the
     /// daemon]
@@ -155,6 +155,22 @@ fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// Parses the name of a private network, which the API requires to have this form.
+fn network(text: &str) -> Result<String, String> {
+    let is_valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    if (1..=63).contains(&text.len())
+        && text.bytes().all(is_valid)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+    {
+        return Ok(text.to_owned());
+    }
+    Err(
+        "use 1 to 63 lower-case letters, digits and `-`, which is neither first nor last"
+            .to_owned(),
+    )
+}
+
 /// Parses `VOLUME:PATH[:ro]`.
 fn volume(text: &str) -> Result<NewVolumeMount, String> {
     // `:rw` is the default, and accepted because Docker has it.
@@ -181,6 +197,22 @@ fn volume(text: &str) -> Result<NewVolumeMount, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Cli;
+    use clap::Parser;
+
+    #[test]
+    fn an_invalid_name_of_a_network_is_reported_with_its_option() {
+        let longest = "a".repeat(63);
+        for name in ["a", "team-1", longest.as_str()] {
+            assert_eq!(network(name), Ok(name.to_owned()));
+        }
+        let too_long = "a".repeat(64);
+        for name in ["", "Bad Name", "-a", "a-", "a_b", "é", too_long.as_str()] {
+            let join = format!("--join={name}");
+            let error = Cli::try_parse_from(["jiffy", "create", &join]).unwrap_err();
+            assert!(error.to_string().contains("--join"), "{error}");
+        }
+    }
 
     #[test]
     fn volumes_have_a_name_and_an_absolute_path() {
