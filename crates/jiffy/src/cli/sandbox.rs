@@ -77,16 +77,23 @@ pub struct SandboxExecArgs {
 
 /// `jiffy logs`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  jiffy logs k3x9 -n 20               last 20 lines of the console
+  jiffy logs -f k3x9 | grep error     and new lines, until the sandbox ends
+  jiffy logs k3x9 --network           connections")]
 pub struct LogsArgs {
     /// Sandbox: name, id, or unique prefix of the id
     pub id: String,
+    /// Print new lines of the console as they appear, until interrupted or until the sandbox ends
+    #[arg(short, long, conflicts_with = "network")]
+    pub follow: bool,
     /// Show connections and DNS queries instead: time, destination, bytes, allowed or denied
     #[arg(long)]
     pub network: bool,
     /// Number of last lines to show, at most 1000
     #[arg(short = 'n', long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1000))]
     pub lines: u16,
-    /// Print JSON
+    /// Print JSON. With --follow, one object per line
     #[arg(long)]
     pub json: bool,
     /// Only sandboxes of this host of the fleet (for example h2)

@@ -1,12 +1,27 @@
 //! `jiffy logs`: shows the console or the network connections of a sandbox.
 
+mod console_follower;
+
 use super::table;
 use crate::cli::LogsArgs;
-use jiffy_api_types::HeaderRequest;
-use jiffy_client::terminal;
+use console_follower::ConsoleFollower;
+use jiffy_api_types::{HeaderRequest, LogLevel, SandboxState};
+use jiffy_client::{Client, has_error_code, terminal};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use std::fmt::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+/// Maximum number of lines that the API returns.
+const MAX_LINES: u16 = 1000;
+/// Interval of reads of a console that is followed.
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
+/// Time after which a last line that has not changed is printed.
+const SETTLE_TIME: Duration = Duration::from_millis(250);
+/// Maximum pause between attempts to reach a daemon that is restarted.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// Last lines of a console.
 #[derive(Debug, Serialize, Deserialize)]
@@ -22,6 +37,9 @@ pub struct ConsoleLine {
     /// Text without the line feed. Named `message` in the API and `line` in the output of `--json`.
     #[serde(rename(deserialize = "message"))]
     pub line: String,
+    /// Severity: `Error` for the reason why a sandbox is broken, which is its last line.
+    #[serde(default, skip_serializing)]
+    level: Option<LogLevel>,
 }
 
 /// Connection record of a sandbox, as returned by the API.
@@ -69,11 +87,113 @@ pub async fn run(args: &LogsArgs) -> anyhow::Result<()> {
             .await?;
         return table::show(args.json, &record, text);
     }
+    if args.follow {
+        return follow(client, args).await;
+    }
     let console: Console = client.last_lines(&args.id, "logs", args.lines).await?;
     table::show(args.json, &console.logs, |lines| {
         let line = |l: &ConsoleLine| format!("{}\n", terminal::line(&l.line));
         lines.iter().map(line).collect()
     })
+}
+
+/// Prints the last lines of a console, and then its new lines until the sandbox ends or standard
+/// output is closed.
+async fn follow(mut client: Client, args: &LogsArgs) -> anyhow::Result<()> {
+    let id = match client.sandbox(&args.id).await {
+        Ok(sandbox) => sandbox.record.id,
+        // The first read reports the error, or returns the console of a broken sandbox.
+        Err(_) => args.id.clone(),
+    };
+    let mut follower: Option<ConsoleFollower> = None;
+    let mut pause = FOLLOW_INTERVAL;
+    loop {
+        let (lines, has_ended) = match read(&client, &id).await {
+            Ok(read) => read,
+            Err(e) if follower.is_none() => return Err(e),
+            Err(e) if has_error_code(&e, "sandbox_not_found") => (Vec::new(), true),
+            // The daemon may be restarted.
+            Err(e) => {
+                errln!("jiffy: {e:#}; retrying");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(MAX_PAUSE);
+                if let Ok(opened) = jiffy_daemon::open_client(&args.host.server()).await {
+                    client = opened.on_host(args.only_host);
+                }
+                continue;
+            }
+        };
+        pause = FOLLOW_INTERVAL;
+        let follower =
+            follower.get_or_insert_with(|| ConsoleFollower::new(&lines, usize::from(args.lines)));
+        let mut new = follower.read(lines, usize::from(MAX_LINES));
+        if follower.has_gap() {
+            errln!("jiffy: the console has more than {MAX_LINES} new lines: some may be missing");
+        }
+        if has_ended {
+            new.extend(follower.finish());
+        }
+        if !print_lines(&new, args.json)? || has_ended {
+            return Ok(());
+        }
+        let delay = if follower.has_pending() {
+            SETTLE_TIME
+        } else {
+            FOLLOW_INTERVAL
+        };
+        tokio::time::sleep(delay).await;
+    }
+}
+
+/// Reads the last lines of a console. The flag is true if the sandbox has ended.
+async fn read(client: &Client, id: &str) -> anyhow::Result<(Vec<String>, bool)> {
+    let console: Console = client.last_lines(id, "logs", MAX_LINES).await?;
+    let has_ended = match console.logs.last() {
+        Some(last) => last.level == Some(LogLevel::Error),
+        // The console of a paused or killed sandbox is empty.
+        None => has_ended(client, id).await?,
+    };
+    let lines = console.logs.into_iter().map(|line| line.line).collect();
+    Ok((lines, has_ended))
+}
+
+/// Returns whether a sandbox was killed or is broken.
+async fn has_ended(client: &Client, id: &str) -> anyhow::Result<bool> {
+    match client.sandbox(id).await {
+        Ok(sandbox) => Ok(matches!(
+            sandbox.record.state,
+            SandboxState::Killed | SandboxState::Broken { .. }
+        )),
+        Err(e)
+            if has_error_code(&e, "sandbox_not_found") || has_error_code(&e, "sandbox_broken") =>
+        {
+            Ok(true)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Prints lines of a console, as one JSON object per line if `json` is true. Returns false if
+/// standard output is closed.
+fn print_lines(lines: &[String], json: bool) -> anyhow::Result<bool> {
+    let mut text = String::new();
+    for line in lines {
+        if json {
+            text.push_str(&terminal::json_line(&json!({ "line": line }))?);
+        } else {
+            text.push_str(&terminal::line(line));
+        }
+        text.push('\n');
+    }
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // The reading process, for example `head`, closed the pipe.
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(false),
+        result => {
+            result?;
+            Ok(true)
+        }
+    }
 }
 
 /// Formats a number of bytes in decimal units.
