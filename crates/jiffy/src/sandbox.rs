@@ -21,6 +21,7 @@ use crate::cli::{
     Command, CreateArgs, ForkArgs, HostArgs, NetworkSwitch, RestartArgs, ResumeState,
     SandboxIdsArgs, SnapshotsArgs, TimeoutAction,
 };
+use crate::console;
 use crate::run::CommandTarget;
 use crate::run::{check_size, environment, prepare, size};
 use crate::template;
@@ -206,7 +207,9 @@ async fn create(args: &CreateArgs) -> anyhow::Result<ExitCode> {
         None => new_sandbox,
     };
     let new_sandbox = new_sandbox.with_site(args.site.read()?);
-    show(args.json, &client.create(&new_sandbox).await?.record)?;
+    let sandbox = client.create(&new_sandbox).await?.record;
+    show(args.json, &sandbox)?;
+    console::print_page(&client, &sandbox.id, args.json).await;
     Ok(ExitCode::SUCCESS)
 }
 
