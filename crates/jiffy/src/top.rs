@@ -1,7 +1,8 @@
 //! `jiffy top`: live table of sandboxes on the terminal.
 //!
-//! - Without input and output: `model.rs` (rows, filter, order, selection), `control.rs` (keys),
-//!   `view.rs` and `columns.rs` (drawing), `schedule.rs` (times of reads), `keys.rs` (decoder).
+//! - Without input and output: `model.rs` (rows, filter, order, selection), `control.rs` and
+//!   `text_control.rs` (keys), `text_view.rs` and `text_search.rs` (texts), `view.rs` and
+//!   `columns.rs` (drawing), `schedule.rs` (times of reads), `keys.rs` (decoder).
 //! - With input and output: `app.rs` (event loop), `requests.rs` (API), `screen.rs` and `input.rs`
 //!   (terminal), `shell.rs`.
 
@@ -20,6 +21,8 @@ mod screen;
 mod shell;
 #[cfg(test)]
 mod tests;
+mod text_control;
+mod text_search;
 mod text_view;
 mod view;
 

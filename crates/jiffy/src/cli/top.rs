@@ -16,6 +16,11 @@ use std::time::Duration;
   y  copy a command   e  messages    /  filter (Esc removes it)
   <, >  sort column   o  order       ?  help        q  quit
 
+Keys in a text:
+  Up, Down, Left, Right, PgUp, PgDn, Home, End    scroll
+  /  search           n, N  next, previous match    Esc  end the search, then back
+  y  copy: then y for the text, or the key of a command, for example l for jiffy logs
+
 Columns:
   CPU      usage of all processors of the sandbox. 100 %: all processors are busy
   MEMORY   used memory including the page cache, of the memory of the sandbox

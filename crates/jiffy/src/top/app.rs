@@ -222,7 +222,13 @@ impl App {
                 None => {}
                 Some(Effect::Quit) => return Ok(Some(ExitCode::SUCCESS)),
                 Some(Effect::Redraw) => self.resize()?,
-                Some(Effect::Copy(text)) => self.copy(&text)?,
+                Some(Effect::Copy(text)) => {
+                    let text = jiffy_client::terminal::line(&text);
+                    self.copy(&text, &text)?;
+                }
+                Some(Effect::CopyText(lines)) => {
+                    self.copy(&lines.join("\n"), "the whole text")?;
+                }
                 Some(Effect::ReadText) => self.read_text(),
                 Some(Effect::ReadSnapshots(target)) => self.spawn(|client| async move {
                     let snapshots = requests::snapshots(&client, &target).await;
@@ -253,13 +259,12 @@ impl App {
         Ok(None)
     }
 
-    /// Copies a text by the sequence OSC 52, which terminals may ignore, and shows it.
-    fn copy(&mut self, text: &str) -> io::Result<()> {
-        let text = jiffy_client::terminal::line(text).into_owned();
+    /// Copies a text by the sequence OSC 52, which terminals may ignore, and shows its description.
+    fn copy(&mut self, text: &str, description: &str) -> io::Result<()> {
         let output = self.display.backend_mut();
         write!(output, "\x1b]52;c;{}\x07", BASE64.encode(text.as_bytes()))?;
         Write::flush(output)?;
-        self.model.report(&format!("copied: {text}"), false);
+        self.model.report(&format!("copied: {description}"), false);
         Ok(())
     }
 

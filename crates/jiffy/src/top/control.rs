@@ -4,19 +4,18 @@
 use super::command_text::CommandText;
 use super::keys::Key;
 use super::model::{Mode, Model, SnapshotList, Target};
+use super::text_control::press_in_text;
 use super::text_view::{TextSource, TextView};
 use jiffy_client::terminal;
 
 /// Maximum number of operations in flight.
 const MAX_OPERATIONS: usize = 16;
-/// Maximum length of a filter in bytes.
+/// Maximum length of a filter or a searched text in bytes.
 const MAX_FILTER_BYTES: usize = 256;
-/// Columns by which a text is moved to the left or right.
-const HORIZONTAL_STEP: usize = 16;
 
 /// Commands that `y` copies, by key.
-const COPY_KEYS: &str = "Copy the command: s shell  l logs  Enter inspect  p pause  r resume  \
-    f fork  S snapshot  b snapshots  K kill  y id";
+const COPY_KEYS: &str = "s shell  l logs  Enter inspect  p pause  r resume  f fork  S snapshot  \
+    b snapshots  K kill";
 
 /// Operation on a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +71,8 @@ pub enum Effect {
     Shell(Target),
     /// Copies a text to the clipboard of the terminal.
     Copy(String),
+    /// Copies a text of several lines.
+    CopyText(Vec<String>),
 }
 
 /// Applies a key to the model. Returns its effect.
@@ -87,7 +88,7 @@ pub fn press(model: &mut Model, key: Key, commands: &CommandText) -> Option<Effe
     match std::mem::take(&mut model.mode) {
         Mode::Table => press_in_table(model, &key),
         Mode::Filter(before) => {
-            press_in_filter(model, before, key);
+            press_in_filter(model, before, &key);
             None
         }
         Mode::Copy(target) => copy(model, &target, &key, commands),
@@ -99,14 +100,18 @@ pub fn press(model: &mut Model, key: Key, commands: &CommandText) -> Option<Effe
             }
         },
         Mode::Snapshots(list) => press_in_snapshots(model, list, &key, commands),
-        Mode::Text(view) => press_in_text(model, view, &key),
+        Mode::Text(view) => press_in_text(model, view, &key, commands),
     }
 }
 
 /// Returns the question or the list of keys for the last line.
 pub fn prompt(mode: &Mode) -> Option<String> {
     match mode {
-        Mode::Copy(_) => Some(COPY_KEYS.to_owned()),
+        Mode::Copy(_) => Some(format!("Copy the command: {COPY_KEYS}  y id")),
+        Mode::Text(view) if view.is_copying => Some(match view.source.target() {
+            Some(_) => format!("Copy: y the text, or the command: {COPY_KEYS}"),
+            None => "Copy: y the text".to_owned(),
+        }),
         Mode::Kill(target) => Some(format!(
             "Kill {}? Its memory and disk are lost. y: kill  any other key: cancel",
             target.label
@@ -118,7 +123,8 @@ pub fn prompt(mode: &Mode) -> Option<String> {
     }
 }
 
-fn rows(count: usize) -> isize {
+/// Returns a number of rows for scrolling.
+pub fn rows(count: usize) -> isize {
     isize::try_from(count.max(1)).unwrap_or(isize::MAX)
 }
 
@@ -209,8 +215,7 @@ fn open_text(model: &mut Model, source: TextSource) -> Option<Effect> {
 
 /// Edits the filter, which is applied at each key. `before` is the previous filter, which Escape
 /// restores.
-fn press_in_filter(model: &mut Model, before: String, key: Key) {
-    let mut filter = model.filter().to_owned();
+fn press_in_filter(model: &mut Model, before: String, key: &Key) {
     match key {
         // `press` has set the mode of the table, which remains.
         Key::Enter => return,
@@ -218,29 +223,43 @@ fn press_in_filter(model: &mut Model, before: String, key: Key) {
             model.set_filter(before);
             return;
         }
-        Key::Char(c) => filter.push(c),
-        Key::Paste(text) => filter.push_str(&terminal::line(&text)),
-        Key::Backspace => {
-            filter.pop();
-        }
-        Key::Ctrl('u') => filter.clear(),
-        Key::Ctrl('w') => {
-            let words = filter.trim_end();
-            let end = words
-                .rfind(char::is_whitespace)
-                .map_or(0, |space| space + 1);
-            filter.truncate(end);
-        }
         _ => {}
     }
-    if filter.len() <= MAX_FILTER_BYTES {
-        model.set_filter(terminal::line(&filter).into_owned());
+    if let Some(filter) = edited(model.filter(), key) {
+        model.set_filter(filter);
     }
     model.mode = Mode::Filter(before);
 }
 
+/// Returns an edited line after a key. `None` if the line would be too long.
+pub fn edited(line: &str, key: &Key) -> Option<String> {
+    let mut line = line.to_owned();
+    match key {
+        Key::Char(c) => line.push(*c),
+        Key::Paste(text) => line.push_str(&terminal::line(text)),
+        Key::Backspace => {
+            line.pop();
+        }
+        Key::Ctrl('u') => line.clear(),
+        Key::Ctrl('w') => {
+            let words = line.trim_end();
+            let end = words
+                .rfind(char::is_whitespace)
+                .map_or(0, |space| space + 1);
+            line.truncate(end);
+        }
+        _ => {}
+    }
+    (line.len() <= MAX_FILTER_BYTES).then(|| terminal::line(&line).into_owned())
+}
+
 /// Copies the command that a key selects.
-fn copy(model: &mut Model, target: &Target, key: &Key, commands: &CommandText) -> Option<Effect> {
+pub fn copy(
+    model: &mut Model,
+    target: &Target,
+    key: &Key,
+    commands: &CommandText,
+) -> Option<Effect> {
     let id = &*target.id;
     let words = match key {
         Key::Char('y') => return Some(Effect::Copy(id.to_owned())),
@@ -287,24 +306,5 @@ fn press_in_snapshots(
         _ => {}
     }
     model.mode = Mode::Snapshots(list);
-    None
-}
-
-/// Handles a key that is pressed while a text is shown.
-fn press_in_text(model: &mut Model, mut view: TextView, key: &Key) -> Option<Effect> {
-    let page = rows(view.page());
-    match key {
-        Key::Escape | Key::Enter | Key::Char('q') => return None,
-        Key::Up | Key::Char('k') => view.scroll_by(-1),
-        Key::Down | Key::Char('j') => view.scroll_by(1),
-        Key::PageUp | Key::Ctrl('b') => view.scroll_by(-page),
-        Key::PageDown | Key::Ctrl('f') | Key::Char(' ') => view.scroll_by(page),
-        Key::Home | Key::Char('g') => view.scroll_by(isize::MIN),
-        Key::End | Key::Char('G') => view.scroll_by(isize::MAX),
-        Key::Left => view.left = view.left.saturating_sub(HORIZONTAL_STEP),
-        Key::Right => view.left = view.left.saturating_add(HORIZONTAL_STEP).min(view.width()),
-        _ => {}
-    }
-    model.mode = Mode::Text(view);
     None
 }

@@ -81,6 +81,14 @@ fn selected(model: &Model) -> Option<String> {
     model.target().map(|target| target.label)
 }
 
+/// Sets the text of the open view.
+fn set_text(model: &mut Model, lines: &[&str]) {
+    let super::model::Mode::Text(view) = &mut model.mode else {
+        panic!("{:?}", model.mode);
+    };
+    view.set_text(lines.iter().map(|&line| line.to_owned()));
+}
+
 /// Presses the keys of a terminal's input. Returns their effects.
 fn type_keys(model: &mut Model, input: &str) -> Vec<Effect> {
     let mut decoder = KeyDecoder::default();

@@ -6,6 +6,7 @@ use super::columns::{Column, columns};
 use super::control::prompt;
 use super::model::{Mode, Model, SnapshotList};
 use super::row::Row;
+use super::text_search::TextSearch;
 use super::text_view::TextView;
 use crate::cli::SortColumn;
 use jiffy_api_types::StateName;
@@ -19,11 +20,18 @@ const HEAD_LINES: u16 = 2;
 const KEYS: &str = "/ filter  <> sort  Enter details  s shell  l log  p pause  r resume  f fork  \
     S snapshot  b rollback  K kill  y copy  ? help  q quit";
 /// Keys in the last line of a text.
-const TEXT_KEYS: &str = "Up Down PgUp PgDn Home End Left Right: scroll  Esc: back";
+const TEXT_KEYS: &str =
+    "/ search  y copy  Up Down PgUp PgDn Home End Left Right: scroll  Esc: back";
+/// Keys in the last line of a text with a search.
+const SEARCH_KEYS: &str = "n N: next, previous  / edit  y copy  Esc: end the search";
 
 const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const DIM: Style = Style::new().add_modifier(Modifier::DIM);
+/// Searched text outside the selected line.
+const FOUND: Style = Style::new()
+    .add_modifier(Modifier::BOLD)
+    .add_modifier(Modifier::UNDERLINED);
 
 /// Part of a buffer. Text outside this area is not drawn.
 struct Canvas<'a> {
@@ -227,7 +235,7 @@ fn cell(canvas: &mut Canvas<'_>, x: u16, y: u16, column: &Column, text: &str, st
 
 /// Draws a text that can be scrolled.
 fn draw_text(canvas: &mut Canvas<'_>, view: &mut TextView, page: usize) {
-    view.set_page(page);
+    view.set_size(page, canvas.area.width.into());
     let title = view.source.title();
     let position = match view.line_count() {
         0 => String::new(),
@@ -238,13 +246,40 @@ fn draw_text(canvas: &mut Canvas<'_>, view: &mut TextView, page: usize) {
     if !view.is_loaded() {
         canvas.line(HEAD_LINES, "reading ...", DIM);
     }
-    for (y, line) in (HEAD_LINES..).zip(view.visible()) {
-        let start = line
-            .char_indices()
-            .nth(view.left)
-            .map_or(line.len(), |c| c.0);
-        canvas.line(y, &line[start..], Style::new());
+    for (y, (index, line)) in (HEAD_LINES..).zip((view.first()..).zip(view.visible())) {
+        let start = offset(line, view.left);
+        let is_selected = view.search.selected() == Some(index);
+        draw_text_line(canvas, y, &line[start..], &view.search, is_selected);
     }
+}
+
+/// Returns the offset in bytes of the character with an index, or the length of the line.
+fn offset(line: &str, index: usize) -> usize {
+    line.char_indices().nth(index).map_or(line.len(), |c| c.0)
+}
+
+/// Draws a line of a text, and marks the searched text.
+fn draw_text_line(
+    canvas: &mut Canvas<'_>,
+    y: u16,
+    line: &str,
+    search: &TextSearch,
+    is_selected: bool,
+) {
+    if search.text().is_empty() {
+        canvas.line(y, line, Style::new());
+        return;
+    }
+    // The rest is not on the screen. Each search reads the whole line.
+    let mut rest = &line[..offset(line, canvas.area.width.into())];
+    let style = if is_selected { REVERSED } else { FOUND };
+    let mut x = 0;
+    while let Some(found) = search.find(rest) {
+        x = canvas.text(x, y, u16::MAX, &rest[..found.start], Style::new());
+        x = canvas.text(x, y, u16::MAX, &rest[found.start..found.end], style);
+        rest = &rest[found.end..];
+    }
+    canvas.text(x, y, u16::MAX, rest, Style::new());
 }
 
 /// Draws the list of snapshots to which a sandbox can be rolled back.
@@ -275,10 +310,9 @@ fn footer(model: &Model, area: Rect) -> Footer {
     let error = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
     let (text, style) = if let Some(prompt) = prompt(&model.mode) {
         (prompt, BOLD)
-    } else if let Mode::Filter(_) = model.mode {
-        let lines = vec![format!("/{}", model.filter())];
+    } else if let Some(line) = edited_line(model) {
         return Footer {
-            lines,
+            lines: vec![line],
             style: BOLD,
             has_cursor: true,
         };
@@ -287,8 +321,8 @@ fn footer(model: &Model, area: Rect) -> Footer {
         (message.text.clone(), style)
     } else if let Some(message) = &model.connection_error {
         (format!("{message}; retrying"), error)
-    } else if let Mode::Text(_) = model.mode {
-        (TEXT_KEYS.to_owned(), DIM)
+    } else if let Mode::Text(view) = &model.mode {
+        (text_keys(view), DIM)
     } else if model.filter().is_empty() {
         (KEYS.to_owned(), DIM)
     } else {
@@ -313,9 +347,35 @@ fn footer(model: &Model, area: Rect) -> Footer {
     }
 }
 
+/// Returns the line that the user edits: the filter or a searched text.
+fn edited_line(model: &Model) -> Option<String> {
+    match &model.mode {
+        Mode::Filter(_) => Some(format!("/{}", model.filter())),
+        Mode::Text(view) if view.search.is_edited => {
+            let (count, _) = view.matches();
+            Some(format!("{count} found  /{}", view.search.text()))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the keys for the last line of a text. If a text is searched, they follow the number of
+/// lines that contain it.
+fn text_keys(view: &TextView) -> String {
+    let search = view.search.text();
+    if search.is_empty() {
+        return TEXT_KEYS.to_owned();
+    }
+    match view.matches() {
+        (0, _) => format!("/{search}: not found  {SEARCH_KEYS}"),
+        (count, Some(position)) => format!("/{search}: {position} of {count}  {SEARCH_KEYS}"),
+        (count, None) => format!("/{search}: {count} found  {SEARCH_KEYS}"),
+    }
+}
+
 /// Splits a text into lines of at most `width` characters, at spaces where possible. If the text
 /// needs more lines than `max`, the last one names the key that shows the whole text.
-fn wrapped(text: &str, width: u16, max: usize) -> Vec<String> {
+pub fn wrapped(text: &str, width: u16, max: usize) -> Vec<String> {
     const MORE: &str = " ... (e: all)";
     let width = usize::from(width).max(1);
     let mut lines = Vec::new();

@@ -144,3 +144,53 @@ fn commands_are_copied_by_the_key_of_their_action() {
     assert_eq!(type_keys(&mut model, "yx"), []);
     assert_eq!(model.mode, Mode::Table);
 }
+
+#[test]
+fn a_text_is_searched_in_any_case_and_in_both_directions() {
+    let mut model = model(vec![named("a", "web")]);
+    type_keys(&mut model, "l");
+    set_text(&mut model, &["one", "Error: a", "two", "error: b", "three"]);
+    screen(&mut model, 80, 10);
+    assert_eq!(type_keys(&mut model, "/ERR"), []);
+    assert_eq!(screen(&mut model, 80, 10)[9], "2 found  /ERR");
+    for (key, expected) in [
+        ("\r", "/ERR: 1 of 2  "),
+        ("n", "/ERR: 2 of 2  "),
+        ("n", "/ERR: 1 of 2  "),
+        ("N", "/ERR: 2 of 2  "),
+        // The searched text is edited further.
+        ("/: a\r", "/ERR: a: not found  "),
+        ("/\u{15}ROR: a\r", "/ROR: a: 1 of 1  "),
+        // Escape ends the search, and then closes the text.
+        ("\u{1b}", "/ search"),
+        ("/x\u{1b}", "/ search"),
+    ] {
+        assert_eq!(type_keys(&mut model, key), []);
+        let line = screen(&mut model, 80, 10).swap_remove(9);
+        assert!(line.starts_with(expected), "{key:?}: {line}");
+    }
+    type_keys(&mut model, "\u{1b}");
+    assert_eq!(model.mode, Mode::Table);
+}
+
+#[test]
+fn a_text_and_the_commands_of_its_sandbox_are_copied() {
+    let mut model = model(vec![named("a", "web")]);
+    let logs = Effect::Copy("jiffy logs a".to_owned());
+    assert_eq!(type_keys(&mut model, "lyl"), [Effect::ReadText, logs]);
+    // The text is not read yet.
+    assert_eq!(type_keys(&mut model, "yy"), []);
+    set_text(&mut model, &["one", "two"]);
+    let text = Effect::CopyText(vec!["one".to_owned(), "two".to_owned()]);
+    assert_eq!(type_keys(&mut model, "yy"), [text]);
+    let inspect = Effect::Copy("jiffy inspect a".to_owned());
+    assert_eq!(type_keys(&mut model, "y\r"), [inspect]);
+    // Escape cancels the copy, and the text remains open.
+    assert_eq!(type_keys(&mut model, "y\u{1b}"), []);
+    assert!(matches!(model.mode, Mode::Text(_)));
+    // The description of the keys has no sandbox.
+    assert_eq!(type_keys(&mut model, "q?yl"), [Effect::ReadText]);
+    set_text(&mut model, &["keys"]);
+    let text = Effect::CopyText(vec!["keys".to_owned()]);
+    assert_eq!(type_keys(&mut model, "yy"), [text]);
+}

@@ -224,3 +224,37 @@ fn an_error_is_shown_completely_and_remains_in_the_messages() {
     model.report(error, true);
     assert_eq!(model.messages().count(), 1);
 }
+
+#[test]
+fn a_long_error_is_wrapped_in_the_messages_and_copied_as_one_line() {
+    let mut model = model(many(3));
+    let error = "cannot pause the sandbox because its disk is full ".repeat(5);
+    type_keys(&mut model, "e");
+    set_text(&mut model, &[error.trim_end()]);
+    let lines = screen(&mut model, 60, 12);
+    assert_eq!(lines[2..7].join(" "), error.trim_end(), "{lines:?}");
+    let text = Effect::CopyText(vec![error.trim_end().to_owned()]);
+    assert_eq!(type_keys(&mut model, "yy"), [text]);
+}
+
+#[test]
+fn the_selected_match_of_a_search_is_on_the_screen_and_marked() {
+    let mut model = model(many(3));
+    type_keys(&mut model, "l");
+    let wide = format!("{}-050", "x".repeat(100));
+    let mut lines: Vec<String> = (0..100).map(|n| format!("line-{n:03}")).collect();
+    lines[50].clone_from(&wide);
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    set_text(&mut model, &lines);
+    for (width, height) in [(40, 10), (20, 5)] {
+        assert!(!screen(&mut model, width, height).join("").contains("-050"));
+        type_keys(&mut model, "/-050\r");
+        let buffer = draw(&mut model, width, height);
+        let marked = buffer.content().iter();
+        let marked = marked.filter(|cell| cell.modifier.contains(Modifier::REVERSED));
+        let marked: String = marked.map(|cell| cell.symbol()).collect();
+        assert_eq!(marked, "-050", "{width} x {height}");
+        // The end of the search is followed by the end of the text.
+        type_keys(&mut model, "\u{1b}G");
+    }
+}
