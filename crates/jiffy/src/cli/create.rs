@@ -209,7 +209,7 @@ mod tests {
         let too_long = "a".repeat(64);
         for name in ["", "Bad Name", "-a", "a-", "a_b", "é", too_long.as_str()] {
             let join = format!("--join={name}");
-            let error = Cli::try_parse_from(["jiffy", "create", &join]).unwrap_err();
+            let error = Cli::try_parse_from(["jiffy", "create", join.as_str()]).unwrap_err();
             assert!(error.to_string().contains("--join"), "{error}");
         }
     }
