@@ -62,7 +62,7 @@ export function lineage(answer: Answer, sandboxes: Sandbox[]): Tree {
     lanes.set(node.id, {
       sandbox: node.id,
       name: details?.name ?? node.name,
-      // The other states are those of snapshots.
+      // Only snapshots have the other states.
       state: exists ? (details?.state ?? (node.state as Sandbox['state'])) : undefined,
       live: details,
       points: [],
