@@ -130,10 +130,7 @@ impl Fleet {
         if self.gives_up(app, caller, id).await {
             return Ok(ControlFlow::Continue(request));
         }
-        let (call, request) = buffer(caller, request).await?;
-        let (parts, body) = request.into_parts();
-        let repeated = Request::from_parts(parts.clone(), Body::from(call.body));
-        let request = Request::from_parts(parts, body);
+        let (request, repeated) = repeatable(caller, request).await?;
         let response = next.clone().run(request).await;
         // A forced drain may have paused the sandbox while the resume waited for an earlier
         // operation on the sandbox.
@@ -171,10 +168,7 @@ impl Fleet {
         request: Request,
         next: &Next,
     ) -> Result<ControlFlow<Response, Request>, ApiError> {
-        let (call, request) = buffer(caller, request).await?;
-        let (parts, body) = request.into_parts();
-        let repeated = Request::from_parts(parts.clone(), Body::from(call.body));
-        let request = Request::from_parts(parts, body);
+        let (request, repeated) = repeatable(caller, request).await?;
         let response = next.clone().run(request).await;
         let is_missing = response.status() == StatusCode::NOT_FOUND;
         if is_missing && !app.has_sandbox(caller, id) {
@@ -285,4 +279,12 @@ impl Fleet {
         self.lost.remove(id);
         Ok(())
     }
+}
+
+/// Returns the request, and a copy that can be executed later.
+async fn repeatable(caller: &Caller, request: Request) -> Result<(Request, Request), ApiError> {
+    let (call, request) = buffer(caller, request).await?;
+    let (parts, body) = request.into_parts();
+    let repeated = Request::from_parts(parts.clone(), Body::from(call.body));
+    Ok((Request::from_parts(parts, body), repeated))
 }
