@@ -21,7 +21,7 @@ async fn a_file_survives_the_round_trip_and_belongs_to_the_user() {
         .unwrap();
     let back = agent.client.read(&path, None, content.len()).await.unwrap();
     assert!(back == content);
-    // 65534 is the id of the user `nobody`.
+    // 65534 is the usual id of an unprivileged user.
     assert_eq!(std::fs::metadata(&path).unwrap().uid(), 65534);
     assert_eq!(std::fs::metadata(agent.path("new")).unwrap().uid(), 65534);
     let mut writer = agent.client.write_stream(&path, None);

@@ -61,7 +61,7 @@ async fn a_process_has_only_its_users_rights() {
     let process = agent.client.start(&spec).await.unwrap();
     let (_, stdout, stderr) = process.output(LIMIT).await.unwrap();
     let stdout = String::from_utf8(stdout).unwrap();
-    // 65534 is the id of the user `nobody` and of its group.
+    // 65534 is the usual id of an unprivileged user and its group.
     assert!(stdout.starts_with("65534\n65534\n"), "{stdout}");
     assert!(
         String::from_utf8(stderr)

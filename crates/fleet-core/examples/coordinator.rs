@@ -179,7 +179,7 @@ impl Fleet {
     }
 
     /// Encodes and decodes a message. Only the time of the coordinator is measured: it encodes the
-    /// messages that it sends, and decodes the ones that it receives.
+    /// messages that it sends, and decodes received messages.
     fn transmit(&mut self, from: usize, to: MemberId, message: &Message) -> Message {
         let start = Instant::now();
         let bytes = message.encode().unwrap();

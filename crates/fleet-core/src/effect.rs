@@ -159,7 +159,7 @@ pub enum Effect {
         /// Reason.
         error: DirectoryError,
     },
-    /// The record of the shard is older than the one that an earlier read returned. It was probably
+    /// The record of the shard is older than the result of an earlier read. It was probably
     /// restored from a backup. This member ignores the record until
     /// [`crate::Member::accept_restore`] is called.
     Regressed {

@@ -235,10 +235,10 @@ impl UsageLedger {
         let started = clock.and_then(|clock| clock.up_ms_at(started_ms));
         let meter = match (written, started) {
             (Some(mut meter), Some(up_ms)) => {
-                // The guest was started after the last write, so it may not be the one that was
-                // measured. Count time only from its start. The next measurement counts only
-                // counters that exceed the measured ones: counting less is better than counting
-                // twice.
+                // This guest was started after the last write, so the written values may belong to
+                // an earlier guest. Count time only from the start of this guest. The next
+                // measurement counts only the part of a counter above its written value: counting
+                // less is better than counting twice.
                 meter.up_ms = up_ms.min(now.up_ms);
                 meter
             }

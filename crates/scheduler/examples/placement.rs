@@ -27,7 +27,7 @@ use std::time::Instant;
 use support::{Random, report, request, resources, spec, with_template};
 
 const TEMPLATES: u64 = 64;
-/// Maximum number of templates on a host, including the one that all hosts have.
+/// Maximum number of templates on a host, including the template that all hosts have.
 const CACHED: usize = 9;
 /// Resources of a sandbox of mean size.
 const MEAN: Resources = Resources {

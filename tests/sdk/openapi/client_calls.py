@@ -110,7 +110,7 @@ WITHOUT_FIELD = {"self", "cls", "config", "kwargs", "extra", "wait", "interval",
 
 
 def cubesandbox_calls(monkeypatch):
-    """Calls every method that sends a request, with all options. A new option fails by its name."""
+    """Returns the requests of all methods, called with all options. A new option fails by its name."""
     from cubesandbox import Config, Sandbox, Template, Volume, VolumeMount
     from cubesandbox._policy import Action, Inject, Match, Rule
 
@@ -131,9 +131,10 @@ def cubesandbox_calls(monkeypatch):
     monkeypatch.setattr(requests.Session, "send", send)
 
     def call(method, *unsent, **options):
-        """`unsent` are options that the package does not send (yet)."""
+        """Calls a method. `unsent` are options that the package does not send."""
         known = set(inspect.signature(method).parameters) - WITHOUT_FIELD
-        assert known == set(options) | set(unsent), f"{method.__qualname__}: options of a new version: {known ^ (set(options) | set(unsent))}"
+        changed = known ^ (set(options) | set(unsent))
+        assert not changed, f"{method.__qualname__}: options of a new version: {changed}"
         if "config" in inspect.signature(method).parameters:
             options["config"] = config
         return method(**options)

@@ -3,8 +3,8 @@
     contract.py REPORT [SECONDS]
 
 Runs Schemathesis on `/openapi.json` of the daemon at E2B_API_URL and writes a JUnit report. The hooks in
-`contract_hooks.py` make about half of the requests use existing objects. All sandboxes, snapshots and volumes are removed at
-the end.
+`contract_hooks.py` make about half of the requests use existing objects. At the end, all sandboxes,
+snapshots and volumes are removed.
 """
 
 import os

@@ -256,7 +256,7 @@ impl RowReceiver {
         result
     }
 
-    /// Applies changes, and skips the ones that were applied before. Requests a list after a gap.
+    /// Applies changes, and skips changes that were applied before. Requests a list after a gap.
     fn receive_changes(
         &mut self,
         member: MemberId,

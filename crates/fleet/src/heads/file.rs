@@ -140,8 +140,8 @@ impl HeadFile {
     /// Retains a record, because a later write names it by its version as the expected one.
     fn remember(&mut self, record: Record) -> Version {
         let version = version_of(&record);
-        // Older versions are not needed: a state machine expects the version that it has read last,
-        // or the one that its last write has created.
+        // Older versions are not needed: a state machine expects the version of its last read or
+        // write.
         if self.known.len() == MAX_KNOWN {
             self.known.remove(0);
         }

@@ -121,7 +121,10 @@ async fn a_create_runs_on_a_host_of_its_distribution_scope_only() {
     let full = lab.call(1, &key, "POST", "/sandboxes", body).await;
     assert_eq!(full.expect_error(503), "host_busy");
     // A private network has all of its sandboxes on one host.
-    let joins = |scope: &str| json!({ "templateID": "base", "network": { "join": "lab" }, "distributionScope": [scope] });
+    let joins = |scope: &str| {
+        let network = json!({ "join": "lab" });
+        json!({ "templateID": "base", "network": network, "distributionScope": [scope] })
+    };
     let first = lab.call(1, &key, "POST", "/sandboxes", joins("h3")).await;
     assert_eq!(host_of(&lab, &first.expect(201).id()), 3);
     let elsewhere = lab.call(1, &key, "POST", "/sandboxes", joins("h1")).await;
