@@ -6,7 +6,7 @@ use jiffy_scheduler::{BudgetShares, MemberId};
 use std::collections::BTreeMap;
 
 /// Members that admit sandboxes within their shares never exceed the limit together, and can use
-/// all of it.
+/// all of it. Each step creates or ends one sandbox of a random member.
 #[test]
 fn members_never_exceed_a_limit_and_reach_it() {
     for seed in 0..20 {

@@ -1,4 +1,6 @@
 //! Placement of sandboxes: filters, best fit, locality and reservations.
+//!
+//! `resources` takes thousandths of a processor, MiB of memory and MiB of disk.
 
 use crate::support::{Random, report, request, resources, spec, with_template};
 use jiffy_scheduler::{
@@ -27,6 +29,7 @@ fn fleet(free_memory_mib: &[u32]) -> Scheduler {
     scheduler
 }
 
+/// Places a sandbox and returns the number of its host.
 fn place(scheduler: &mut Scheduler, request: &PlacementRequest) -> Result<u32, PlacementError> {
     scheduler
         .place(request, NOW)
@@ -71,6 +74,7 @@ fn each_requirement_excludes_hosts_without_it() {
         ..PlacementRequest::default()
     };
     assert_eq!(place(&mut scheduler, &any), Ok(1));
+    // Each request differs from `any` in one requirement, which only host 2 meets.
     let strict = [
         PlacementRequest {
             engines: EngineSet::MICROVM,
@@ -337,6 +341,7 @@ fn an_explanation_names_the_selected_host_and_the_reasons_of_the_others() {
 
     let many = fleet(&vec![4096; 1000]).explain(&request(resources(1, 1, 1)));
     assert_eq!(many.hosts.len(), MAX_CONSIDERED);
+    // Of 1,000 hosts, the explanation names 50 (`MAX_CONSIDERED`).
     assert!(many.to_string().ends_with("950 further hosts"), "{many}");
 }
 

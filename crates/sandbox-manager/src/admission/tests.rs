@@ -219,6 +219,7 @@ fn reserved_memory_is_counted_until_guests_have_exited() {
     assert_eq!(refusal.short_of, Shortage::ReservedMemory);
     let error = OperationError::from(refusal);
     assert!(matches!(error, OperationError::Busy { .. }), "{error}");
+    // The limit is twice the memory of the host.
     assert!(error.to_string().contains("32768 MiB"), "{error}");
     drop(reservations);
     let reservations = admission.reservations();

@@ -106,6 +106,8 @@ fn changes_that_failed_to_be_written_are_written_with_the_next_change() {
         let connection = &journal.database().connection;
         connection.pragma_update(None, "query_only", fails).unwrap();
     };
+    // `commit` returns the error and drops its change. `commit_write_behind` retains its change for
+    // the next successful commit.
     fails(true);
     assert!(
         journal

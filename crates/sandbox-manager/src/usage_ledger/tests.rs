@@ -1,5 +1,8 @@
 //! Tests of the ledger with a clock of their own. The *ledger* contains the usage of each owner on
 //! each day.
+//!
+//! [`UsageLedger::start`] and [`UsageLedger::adopt`] receive the id of a sandbox, its owner and its
+//! memory in MiB.
 
 use super::*;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,6 +98,7 @@ fn open(directory: &tempfile::TempDir, clock: &Arc<FakeClock>) -> UsageLedger {
     UsageLedger::open_with(&directory.path().join("usage.db"), clock.clone()).unwrap()
 }
 
+/// Returns a measurement of a guest: its CPU time and the bytes that it has sent.
 fn reading(cpu_us: u64, sent: u64) -> Option<GuestCounters> {
     Some(GuestCounters {
         cpu_us,
@@ -123,7 +127,9 @@ fn usage_is_counted_by_key_and_day_until_the_stop() {
         ..UsageAmounts::default()
     };
     assert_eq!(host.rows(Some("alice")), [(100, day), (101, day)]);
+    // The owner `None` is recorded with an empty name.
     assert_eq!(host.total("").sandbox_ms, 3 * HOUR_MS);
+    // Two owners on two days.
     assert_eq!(host.rows(None).len(), 4);
 }
 

@@ -23,6 +23,7 @@ impl HostReader for AdjustableFigures {
 }
 
 impl AdjustableFigures {
+    /// Sets the memory of the host, in MiB.
     fn memory(&self, total: u64, available: u64) {
         let mut figures = self.0.lock().unwrap();
         figures.memory_total_mib = Some(total);
@@ -30,6 +31,8 @@ impl AdjustableFigures {
     }
 }
 
+/// Opens a host with these limits and `warm` guests in its warm pool. Also returns the figures of
+/// the host, which the test sets.
 async fn open(
     bench: &Bench,
     warm: usize,
@@ -45,6 +48,7 @@ async fn open(
     (bench.open_with(options).await, figures)
 }
 
+/// Returns limits that permit this number of sandboxes.
 fn at_most(sandboxes: usize) -> HostLimits {
     HostLimits {
         sandboxes: Some(sandboxes),
@@ -76,6 +80,7 @@ async fn concurrent_creates_never_exceed_the_limit() {
     let answers: Vec<_> = work.join_all().await;
     let successes = answers.iter().filter(|a| a.is_ok()).count();
     let rejections = answers.iter().filter(|a| **a == Err(ErrorKind::Busy));
+    // One of the 40 permitted sandboxes was created before.
     assert_eq!((successes, rejections.count()), (39, 961));
     assert_eq!(bench.world.running().len(), 40);
     assert_eq!(host.list().len(), 40, "rejected creates leave no sandbox");
@@ -137,7 +142,10 @@ async fn warm_pool_guests_are_evicted_for_creates() {
     figures.memory(2048, 2048);
     host.create(base()).await.unwrap();
     until("the pool to fill", || host.pool().waiting() == 2).await;
+    // The sandbox and both guests of the pool have the default size of 512 MiB.
     assert_eq!(host.figures().reservations().memory_mib, 3 * 512);
+    // Together with the first sandbox, this one needs all 2,048 MiB, so both guests of the pool are
+    // stopped.
     let large = CreateSpec {
         size: Some(SandboxSize {
             memory_mib: 1536,
@@ -162,6 +170,7 @@ async fn a_host_with_few_resources_rejects_starts_until_it_recovers() {
     let (host, figures) = open(&bench, 0, HostLimits::default()).await;
     figures.memory(16_384, 12_000);
     let id = create_id(&host).await;
+    // At least 819 MiB must stay available: 5 % of the memory of the host.
     figures.memory(16_384, 500);
     assert_busy(host.create(base()).await);
     // Operations that free resources are always possible.
@@ -169,6 +178,7 @@ async fn a_host_with_few_resources_rejects_starts_until_it_recovers() {
     assert_busy(host.resume(&id).await);
     figures.memory(16_384, 12_000);
     host.resume(&id).await.unwrap();
+    // A sandbox that is too large for the host even without other sandboxes.
     let giant = CreateSpec {
         size: Some(SandboxSize {
             memory_mib: 16_384,

@@ -26,6 +26,7 @@ async fn capture(bench: &Bench, host: &Sandboxes) -> (String, Snapshot) {
     (id, snapshot)
 }
 
+/// Returns the specification of a sandbox that is created from the snapshot.
 fn from(snapshot: &Snapshot) -> CreateSpec {
     CreateSpec {
         source: SandboxSource::Snapshot(snapshot.id().to_owned()),
@@ -33,6 +34,7 @@ fn from(snapshot: &Snapshot) -> CreateSpec {
     }
 }
 
+/// Starts a task that creates a sandbox and returns its id.
 fn create(host: &Sandboxes, spec: CreateSpec) -> JoinHandle<Result<String, OperationError>> {
     let host = host.clone();
     tokio::spawn(async move { Ok(host.create(spec).await?.id().to_owned()) })
@@ -81,10 +83,12 @@ async fn a_captured_snapshot_that_cannot_be_stored_is_lost_with_a_reason() {
         matches!(error, OperationError::CaptureLost { .. }),
         "{error}"
     );
+    // For clients, a lost snapshot does not exist (404).
     assert_eq!(error.kind(), ErrorKind::Unknown);
     assert!(error.to_string().contains("store was made to fail"));
 
     assert_eq!(listed(&host, snapshot.id()), None);
+    // Only `FetchScope::Requested` compares the owner of the snapshot.
     let check = |owner, scope| {
         let snapshots = host.snapshots();
         snapshots.expect_not_lost(owner, snapshot.id(), scope)

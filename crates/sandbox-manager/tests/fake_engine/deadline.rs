@@ -8,6 +8,7 @@ use jiffy_sandbox_manager::{
 };
 use std::time::Duration;
 
+/// Returns the specification of a sandbox with a timeout in seconds.
 fn limited(timeout_s: u64, on_timeout: OnTimeout) -> CreateSpec {
     CreateSpec {
         settings: SandboxSettings {
@@ -103,6 +104,7 @@ async fn a_failed_pause_at_a_timeout_leaves_the_sandbox_running() {
         .await
         .unwrap();
     let deadline = now.deadline_ms().unwrap();
+    // A failed pause moves the deadline: the pause is tried again 30 s later.
     until("the failure", || {
         host.get(&id).unwrap().deadline_ms().unwrap() > deadline
     })

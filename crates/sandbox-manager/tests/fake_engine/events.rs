@@ -10,7 +10,7 @@ use jiffy_sandbox_manager::{
 };
 use std::time::Duration;
 
-/// Returns all events of a sandbox, or of all sandboxes, oldest first.
+/// Returns all events of a sandbox, or of all sandboxes if `sandbox` is `None`, oldest first.
 fn events(feed: &EventFeed, sandbox: Option<&str>) -> Vec<Event> {
     let query = PageQuery {
         limit: 1000,
@@ -24,11 +24,13 @@ fn events(feed: &EventFeed, sandbox: Option<&str>) -> Vec<Event> {
     page.entries.into_iter().map(|(_, event)| event).collect()
 }
 
+/// Returns the kinds of the events of a sandbox, oldest first.
 fn kinds(host: &Sandboxes, sandbox: &str) -> Vec<&'static str> {
     let all = events(host.events(), Some(sandbox));
     all.iter().map(|event| event.kind.name()).collect()
 }
 
+/// Opens the event log of the data directory.
 fn feed(bench: &Bench) -> EventFeed {
     let retention = Retention {
         max_bytes: 1 << 20,
@@ -80,6 +82,7 @@ async fn every_operation_on_a_sandbox_is_an_event() {
     let of = |kind| all.iter().find(|event| event.kind == kind).unwrap();
     assert_eq!(of(EventType::SandboxRolledBack).snapshot, Some(snapshot));
     assert_eq!(of(EventType::SandboxForked).count, Some(2));
+    // The promotion of one of two children has removed the other one.
     assert_eq!(of(EventType::SandboxPromoted).count, Some(1));
     assert_eq!(of(EventType::SandboxRenamed).name.as_deref(), Some("web"));
     let created = all.iter().find(|e| e.sandbox.as_ref() == Some(&child));

@@ -24,6 +24,7 @@ fn from(snapshot: &str, owner: Option<&str>) -> CreateSpec {
     }
 }
 
+/// Returns the settings of a sandbox of `owner`.
 fn owned_by(owner: Option<&str>) -> SandboxSettings {
     SandboxSettings {
         owner: owner.map(str::to_owned),
@@ -289,6 +290,8 @@ async fn the_copies_of_a_sandbox_that_moved_are_removed_by_its_new_host() {
     other_host.snapshots().set_copies_adopted(&snapshot, true);
     let names = store.objects("names").len();
     assert_eq!(names, 1);
+    // The removal of the sandbox by its former host leaves the name in the store. The removal by
+    // its new host removes the name.
     for (host, id) in [(&host, id.as_str()), (&other_host, moved.id())] {
         assert_eq!(store.objects("names").len(), 1);
         host.remove(id).await.unwrap();

@@ -63,8 +63,9 @@ async fn a_full_disk_loses_no_acknowledged_state() {
     let paused_id = create_id(&host).await;
     let running = create_id(&host).await;
     bench.world.write(&paused_id, "dream");
-    // 16 pages are enough for the snapshot files, but not for more space of the journal. It must
-    // manage with the space that it has reserved. The changes below fill its log several times.
+    // 16 pages are enough for the snapshot files, but not for more space of the journal. The
+    // journal must manage with the space that it has reserved. The changes below fill the log of
+    // the journal several times.
     small.fill(16);
     for _ in 0..5 {
         let paused = host.pause(&paused_id).await.unwrap();

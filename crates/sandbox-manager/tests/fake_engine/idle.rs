@@ -109,6 +109,8 @@ async fn an_idle_timeout_can_be_set_changed_and_removed_while_the_sandbox_runs()
     let bench = Bench::new();
     let host = bench.open().await;
     let id = host.create(base()).await.unwrap().id().to_owned();
+    // `change` takes the timeout and the idle timeout. `None` leaves a value unchanged, and
+    // `Some(None)` removes it.
     let timeouts = || host.timeouts();
     let idle = |host: &Sandboxes, id: &str| {
         let sandbox = host.get(id).unwrap();
@@ -155,6 +157,7 @@ async fn an_idle_timeout_can_be_set_changed_and_removed_while_the_sandbox_runs()
     assert!(limited.await.unwrap().deadline_ms().is_some());
     after_idle_timeout(&host).await;
     assert_eq!(state(&host, &id), SandboxState::Running);
+    // The idle timeout has also enabled the automatic resume, which remains enabled.
     assert_eq!(idle(&host, &id), (None, true));
 }
 

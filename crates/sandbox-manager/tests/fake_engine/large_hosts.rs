@@ -271,6 +271,7 @@ async fn a_lineage_of_too_many_objects_has_the_nearest_ones() {
     assert!(lineage.is_truncated);
     let has = |id: &str| lineage.nodes.iter().any(|node| node.id == id);
     assert!(has("member2500") && has("member2499") && has("member2501"));
+    // The first and the last member of the chain.
     assert!(!has("member0") && !has("member4999"));
     // No edge leads to an object that is missing.
     assert!(lineage.edges.iter().all(|e| has(&e.from) && has(&e.to)));

@@ -2,8 +2,8 @@
 //!
 //! The hosts of a fleet *share* their paused sandboxes through the store. The *head* of a sandbox
 //! is a record in the store that decides which host may run it. A host that returns compares its
-//! sandboxes with their heads, since other hosts may have changed them. It owns heads by its
-//! number and its *epoch*, which is larger after each return.
+//! sandboxes with their heads, since other hosts may have changed them. A host owns heads by its
+//! number and its *epoch*, a number that is larger after each return of the host.
 
 use crate::fake::Bench;
 use crate::shared::{FleetHost, Host};
@@ -27,6 +27,7 @@ async fn a_kill_by_a_host_that_shared_its_sandboxes_before_is_recorded_when_it_s
     sandboxes.close().await;
     drop(sandboxes);
     // The host starts without the heads: it records the kill, but does not write it to the store.
+    // `has_shared`: an earlier daemon of this data directory has shared its sandboxes.
     let alone = |has_shared| HostOptions {
         heads: None,
         has_shared,
@@ -55,6 +56,7 @@ async fn the_state_of_a_sandbox_that_is_killed_without_its_host_is_removed_from_
     let id = one.host.create(owner, "lost").await.id().to_owned();
     one.host.pause_durably(&id).await;
     assert!(store.objects("removed").is_empty());
+    // Host 2 considers host 1 dead, and kills the sandbox of this host.
     two.dead.store(1, Ordering::SeqCst);
     let home = Some(MemberId(1));
     two.host
@@ -86,6 +88,7 @@ async fn a_sandbox_of_a_host_that_returns_is_not_used_before_its_comparison() {
     one.host.sandboxes.expect_comparison();
     assert!(!one.host.sandboxes.until_compared(&taken, limit).await);
     // Without the store the comparison fails.
+    // The epoch after the return.
     one.epoch.store(2, Ordering::SeqCst);
     store.make_unreachable();
     one.host.sandboxes.reconcile_heads(true).await.unwrap_err();

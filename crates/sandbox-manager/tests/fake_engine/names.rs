@@ -7,6 +7,7 @@ use jiffy_sandbox_manager::{
     CreateSpec, HostOptions, OperationError, Prefetch, Sandbox, SandboxSettings, SandboxSource,
 };
 
+/// Returns the specification of a sandbox with this name.
 fn named(name: &str) -> CreateSpec {
     CreateSpec {
         name: Some(name.to_owned()),
@@ -14,6 +15,7 @@ fn named(name: &str) -> CreateSpec {
     }
 }
 
+/// Returns the specification of a sandbox on this engine.
 fn on(engine: &str) -> CreateSpec {
     CreateSpec {
         engine: Some(engine.to_owned()),

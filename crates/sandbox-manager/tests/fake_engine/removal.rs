@@ -11,7 +11,7 @@ use jiffy_sandbox_manager::{
 };
 use std::time::Duration;
 
-/// Creates snapshots as an earlier daemon would have left them. The first is the parent of all
+/// Creates snapshots as an earlier daemon would have left them. The first one is the parent of all
 /// others.
 fn fabricate(bench: &Bench, number: usize) {
     let journal = FabricatedJournal::open(&bench.dir.path().join("state.db")).unwrap();

@@ -7,7 +7,9 @@ use crate::uploads::{TestStore, figure, noise, stored};
 use jiffy_sandbox_manager::{CreateSpec, ErrorKind, SandboxSource, SandboxState, Sandboxes};
 use std::fs;
 
+/// Metric: snapshots whose damaged files were replaced by their copy in the store.
 const REPAIRED: &str = "jiffy_store_mended_snapshots_total{outcome=\"ok\"}";
+/// Metric: snapshots that could not be replaced by a copy in the store.
 const NOT_REPAIRED: &str = "jiffy_store_mended_snapshots_total{outcome=\"failed\"}";
 
 fn from(snapshot: &str) -> CreateSpec {

@@ -99,10 +99,12 @@ impl Host {
         panic!("the store does not change");
     }
 
+    /// Returns the text in the memory of a sandbox that runs on this host.
     fn memory(&self, id: &str) -> String {
         self.bench.world.body(id).memory.lock().unwrap().clone()
     }
 
+    /// Returns the state of a sandbox on this host. `None` if this host has no such sandbox.
     pub fn state(&self, id: &str) -> Option<SandboxState> {
         self.sandboxes
             .find(id)

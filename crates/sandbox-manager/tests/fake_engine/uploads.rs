@@ -110,6 +110,7 @@ impl TestStore {
 }
 
 fn open(dir: &tempfile::TempDir, host: &str, limit: Option<u64>) -> Arc<RemoteStore> {
+    // The client for checks is opened first and creates the keys. All hosts use these keys.
     let keys = dir.path().join("look/store/keys.toml");
     let remote = RemoteStore::open(&RemoteSettings {
         url: format!("file://{}/bucket", dir.path().display())
@@ -265,6 +266,7 @@ async fn uploads_and_removals_continue_when_the_store_is_reachable_again() {
     let (bench, store) = (Bench::new(), TestStore::new());
     let host = bench.open_with(store.options("one", None)).await;
     let id = create_id(&host).await;
+    // This snapshot is removed while the store is unreachable.
     let removed = snapshot_id(&host, &id).await;
     stored(&host, &removed).await;
     store.make_unreachable();
@@ -304,6 +306,7 @@ async fn removing_a_snapshot_during_its_upload_leaves_nothing() {
     let manifests = store.objects("manifests").len();
     bench.world.write(&id, &noise(9, 30_000_000));
     let snapshot = snapshot_id(&host, &id).await;
+    // The snapshots of the template and of the sandbox have a pack each.
     until("a pack to be sent", || store.objects("packs").len() > 2).await;
     host.rollback(&id, &earlier).await.unwrap();
     host.snapshots().remove(&snapshot).unwrap();
@@ -356,6 +359,7 @@ fn the_next_daemon_continues_uploads_and_removals() {
         assert_ne!(state(&host, &snapshots[1]), Some(StoreState::Local));
         stored(&host, &snapshots[1]).await;
         // The chunks that the killed daemon had sent are known, and are not sent again.
+        // A pack of 8 MiB has more than 64 chunks of 64 KiB.
         assert!(figure(&host, "jiffy_store_chunks_total{what=\"known\"}") >= 64.0);
         assert!(store.objects("packs").len() > packs);
         until("the pending removals", || {
@@ -396,6 +400,7 @@ async fn a_snapshot_is_uploaded_again_after_its_base_was_removed() {
     let below = snapshot_id(&host, &id).await;
     let middle = snapshot_id(&host, &id).await;
     let before = stored(&host, &middle).await;
+    // From now on, the second snapshot does not depend on the files of its ancestors.
     bench.world.merged.lock().unwrap().insert(middle.clone());
     host.snapshots().remove(&below).unwrap();
     host.gc().unwrap();
@@ -407,6 +412,7 @@ async fn a_snapshot_is_uploaded_again_after_its_base_was_removed() {
     let above = snapshot_id(&host, &id).await;
     stored(&host, &above).await;
     let stored_snapshot = store.find(LOCAL_TENANT, &above).await.unwrap();
+    // The only ancestor is the second snapshot, whose content was uploaded again without ancestors.
     assert_eq!(stored_snapshot.manifest.lineage.len(), 1);
     let middle = store.find(LOCAL_TENANT, &middle).await.unwrap();
     assert_eq!(stored_snapshot.manifest.lineage[0].root, middle.root);

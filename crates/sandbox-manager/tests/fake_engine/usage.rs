@@ -104,6 +104,8 @@ async fn paused_sandboxes_do_not_count_and_a_kill_counts_the_last_part() {
     clock.advance(100);
     host.kill(&child).await.unwrap();
     let total = used(&host, "alice");
+    // The parent ran for 17 s, and the child for 102 s: 2 s before and 100 s after the end of its
+    // parent. Each of them has 512 MiB.
     assert_eq!(total.sandbox_ms, 119_000);
     assert_eq!(total.memory_mib_ms, 119_000 * 512);
     // Each measurement of the fake guest adds a millisecond.
@@ -129,11 +131,13 @@ async fn rollbacks_count_each_moment_once() {
         }
         clock.advance(1);
         host.write_usage().await;
+        // 3 s before the snapshot, three times 10 s, and 1 s.
         assert_eq!(seconds(&host, "alice"), 34);
         let before = used(&host, "alice").cpu_us;
         host.rollback(&id, &snapshot).await.unwrap();
         let after = used(&host, "alice").cpu_us;
         assert!(
+            // Each measurement of the fake guest adds a millisecond.
             after >= before && after < before + 100_000,
             "{before} {after}"
         );

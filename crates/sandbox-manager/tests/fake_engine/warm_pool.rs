@@ -230,6 +230,7 @@ async fn a_pool_follows_a_demand_within_a_part_of_the_free_memory() {
         ..size
     });
     host.create(other).await.unwrap();
+    // Three guests because of the demand, and one (the usual number) of the other size.
     until("both pools to fill", || host.pool().waiting() == 4).await;
     // Guests that wait because of a demand use at most a tenth of the memory.
     host.pool().follow(&demand(1_000)).await;

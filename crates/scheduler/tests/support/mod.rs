@@ -8,6 +8,7 @@ use jiffy_scheduler::{
     CpuLevel, EngineSet, HostReport, HostSpec, PlacementRequest, Resources, TemplateId,
 };
 
+/// Returns amounts of processor time (in thousandths of a processor), memory and disk.
 pub fn resources(cpu_milli: u32, memory_mib: u32, disk_mib: u32) -> Resources {
     Resources {
         cpu_milli,
@@ -16,6 +17,7 @@ pub fn resources(cpu_milli: u32, memory_mib: u32, disk_mib: u32) -> Resources {
     }
 }
 
+/// Returns a host with this capacity and all engines.
 pub fn spec(capacity: Resources) -> HostSpec {
     HostSpec {
         capacity,
@@ -26,6 +28,7 @@ pub fn spec(capacity: Resources) -> HostSpec {
     }
 }
 
+/// Returns the report of a host with these free resources.
 pub fn report(free: Resources) -> HostReport {
     HostReport {
         free,
@@ -34,6 +37,7 @@ pub fn report(free: Resources) -> HostReport {
     }
 }
 
+/// Returns a request for a microVM with these resources.
 pub fn request(needs: Resources) -> PlacementRequest {
     PlacementRequest {
         needs,
@@ -42,6 +46,7 @@ pub fn request(needs: Resources) -> PlacementRequest {
     }
 }
 
+/// Returns the request for a sandbox of this template.
 pub fn with_template(request: PlacementRequest, template: u64) -> PlacementRequest {
     PlacementRequest {
         template: Some(TemplateId(template)),

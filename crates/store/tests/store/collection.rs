@@ -1,12 +1,16 @@
 //! Garbage collection: unused objects are removed and used objects remain, under all interleavings.
-//! A collection *condemns* unused objects. A later one removes them if they are still unused.
+//! A collection *condemns* unused objects. A later one removes them if they are still unused. The
+//! *manifest* of a snapshot lists its chunks, and its *locations* list the *packs* (objects with
+//! many chunks) that contain them. A *reader* is a host that has not fetched all chunks of a
+//! snapshot yet.
 
 use crate::support::*;
 use jiffy_store::*;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// No grace period: two collections remove unused objects.
+/// Options without a grace period: a first collection condemns unused objects, and a second one
+/// removes them.
 const AT_ONCE: GcOptions = GcOptions {
     grace: Duration::ZERO,
     lock_time: Duration::from_secs(3600),
@@ -21,6 +25,7 @@ async fn tick() {
     tokio::time::sleep(Duration::from_millis(3)).await;
 }
 
+/// Collects twice, so that unused objects are removed. Returns the report of the second collection.
 async fn collect_twice(store: &SharedStore, tenant: &Tenant) -> GcReport {
     let mut report = GcReport::default();
     for _ in 0..2 {
@@ -225,6 +230,7 @@ async fn a_name_that_was_moved_in_the_bucket_is_refused() {
     let content = store.backend().get(&one.key, 4096).await.unwrap();
     store.backend().put(&two.key, content).await.unwrap();
     let refused = async |id| store.named(&alice, id).await.is_err();
+    // The replaced name is refused. The other one is intact.
     assert!(refused("a").await != refused("b").await);
 }
 

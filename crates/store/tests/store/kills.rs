@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// Variables of the child: directory, work and number of the request at which it kills itself.
 const CHILD: [&str; 3] = ["JIFFY_KILL_DIR", "JIFFY_KILL_WORK", "JIFFY_KILL_AT"];
+/// Options without a grace period: a first collection condemns unused objects, and a second one
+/// removes them. The lock of a killed collection is taken over at once.
 const AT_ONCE: GcOptions = GcOptions {
     grace: Duration::ZERO,
     lock_time: Duration::ZERO,
@@ -99,8 +101,9 @@ async fn prepare(dir: &Path) -> (SharedStore, Arc<Tenant>, Hash, SnapshotSource)
     (store, tenant, kept.root, source)
 }
 
-/// Kills the child at each request of `work`, which sends at least `min_requests`. Checks after
-/// each kill that another host can push and collect, and that no snapshot is damaged.
+/// Kills the child at each request of `work` (`push`, or `gc` for two collections), which sends at
+/// least `min_requests`. Checks after each kill that another host can push and collect, and that no
+/// snapshot is damaged.
 async fn kill_at_each_request(work: &str, min_requests: u64) {
     for at in 0..120 {
         let dir = tempfile::tempdir().unwrap();

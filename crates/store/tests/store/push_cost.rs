@@ -9,6 +9,8 @@ use jiffy_store::*;
 use std::path::Path;
 use std::time::Duration;
 
+/// Options without a grace period: a first collection condemns unused objects, and a second one
+/// removes them.
 const AT_ONCE: GcOptions = GcOptions {
     grace: Duration::ZERO,
     lock_time: Duration::from_secs(3600),
@@ -69,6 +71,7 @@ impl Host {
         (name, traffic)
     }
 
+    /// Removes unused objects of the tenant and of the stock template.
     async fn collect(&self) {
         for name in ["alice", SHARED_TENANT] {
             let tenant = self.store.tenant(name).await.unwrap();
@@ -128,6 +131,7 @@ async fn a_reference_to_a_template_lasts_as_long_as_a_descendant() {
     assert_eq!(host.store.snapshots(&shared).await.unwrap(), []);
 }
 
+/// Returns options of a push by `host`, with at most two chunks per pack.
 fn options(dir: &Path, host: &str) -> PushOptions {
     PushOptions {
         pack_bytes: 150 << 10,

@@ -198,6 +198,7 @@ async fn a_tenant_neither_reads_nor_shares_chunks_of_another() {
     assert!(matches!(refused, StoreError::Missing { .. }), "{refused}");
     // The push does not reveal to her that the store has these chunks.
     let (other, report) = store.push(&mallory, &source, &options).await.unwrap();
+    // Three chunks of memory, and the chunk of the state.
     assert_eq!(report.new_chunks, 4);
     assert_ne!(other.root, name.root);
 }

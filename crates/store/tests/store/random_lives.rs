@@ -51,6 +51,7 @@ async fn a_snapshot_that_was_pushed_and_not_removed_is_always_complete() {
         options.pack_bytes = 200 << 10;
         while Instant::now() < end {
             match dice.throw(6) {
+                // Push a snapshot.
                 0..3 => {
                     let seeds: Vec<u64> = (0..8).map(|_| dice.throw(30)).collect();
                     let source = snapshot(dir.path(), &seeds);
@@ -63,6 +64,7 @@ async fn a_snapshot_that_was_pushed_and_not_removed_is_always_complete() {
                     }
                 }
                 3 => {
+                    // Remove a snapshot, unless few remain.
                     let removed = {
                         let mut known = known.lock().unwrap();
                         let root = known.keys().next().copied().filter(|_| known.len() > 3);
@@ -73,6 +75,7 @@ async fn a_snapshot_that_was_pushed_and_not_removed_is_always_complete() {
                     }
                 }
                 4 => {
+                    // Collect.
                     let at_once = GcOptions {
                         grace: Duration::from_millis(5),
                         lock_time: Duration::from_secs(60),
@@ -85,6 +88,7 @@ async fn a_snapshot_that_was_pushed_and_not_removed_is_always_complete() {
                     }
                 }
                 _ => {
+                    // Pull a snapshot and compare its content.
                     let some = known
                         .lock()
                         .unwrap()

@@ -13,6 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Options without a grace period: a first collection condemns unused objects, and a second one
+/// removes them.
 const AT_ONCE: GcOptions = GcOptions {
     grace: Duration::ZERO,
     lock_time: Duration::from_secs(3600),

@@ -15,6 +15,8 @@ fn cache(dir: &Path) -> Arc<LayerCache> {
     Arc::new(LayerCache::open(dir.join("cache"), u64::MAX).unwrap())
 }
 
+/// Pushes a snapshot with [`CHUNKS`] chunks of memory to a new store. Returns the faults of the
+/// store, its client, the snapshot in the store, and its source.
 async fn pushed(
     dir: &Path,
 ) -> (
@@ -33,6 +35,7 @@ async fn pushed(
     (faulty, store, remote, source)
 }
 
+/// Returns the content of a chunk in the cache.
 fn chunk_of(part: &CachedPart, number: u64) -> Vec<u8> {
     let mut bytes = vec![0; CHUNK];
     let at = number * CHUNK as u64;

@@ -124,7 +124,8 @@ async fn an_interrupted_rotation_loses_no_key_and_can_be_repeated() {
             let after = after.unwrap();
             assert_eq!(after.generation(1).unwrap().chunk_hash(b"x"), hash);
             // The former master key decrypts nothing: older records do not accumulate, and the key
-            // alone does not open the tenant. Objects `name` are not records.
+            // alone does not open the tenant. Each rewrap removes the records before the latest
+            // one. The bound permits one that was written since. Objects `name` are not records.
             let backend = Backend::new(inner, Key::default(), quick());
             let records = backend.list("tenants").await.unwrap();
             let records = records.iter().filter(|found| !found.key.ends_with("/name"));
@@ -316,6 +317,7 @@ fn urls_of_stores_are_parsed_or_rejected() {
 /// host remembers the latest version of each record that it has seen, so that it detects older
 /// ones.
 fn store_of_host(dir: &Path, memory: &str) -> SharedStore {
+    // `here` names the store in the file.
     let versions = jiffy_store::VersionMemory::open(&dir.join(memory), "here").unwrap();
     store(&dir.join("store"), keys("k1")).with_versions(versions)
 }

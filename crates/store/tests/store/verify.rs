@@ -3,6 +3,8 @@
 //!
 //! A *pack* is an object in the store with many compressed and encrypted chunks. A *frame* is a
 //! compressed and encrypted chunk in a pack. The *manifest* of a snapshot lists its chunks.
+//!
+//! A tenant is *foreign* to a host whose master keys do not decrypt the name of the tenant.
 
 use crate::support::*;
 use jiffy_store::*;
@@ -31,6 +33,7 @@ impl Place {
         Self { dir, store, tenant }
     }
 
+    /// Returns options of a push by the only host of these tests.
     fn options(&self) -> PushOptions {
         PushOptions::new(self.dir.path().join("index"))
     }

@@ -144,6 +144,7 @@ impl Shared {
     }
 }
 
+/// Returns a page of a listing, which names a further page.
 fn page(keys: usize) -> String {
     let key = |number| {
         format!(

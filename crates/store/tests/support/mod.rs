@@ -276,6 +276,8 @@ impl ObjectStore for FaultyStore {
     }
 }
 
+/// Returns the keys of all hosts: the master key `k1`, and the secret from which names of objects
+/// are derived.
 pub fn keyring() -> Keyring {
     let text = format!(
         "locator = \"{}\"\ncurrent = \"k1\"\n[keys]\nk1 = \"{}\"\n",
@@ -291,6 +293,7 @@ pub fn quick() -> BackendSettings {
         attempts: 3,
         request_timeout: Duration::from_secs(5),
         deadline: Duration::from_secs(10),
+        // No second request for a slow range.
         hedge_after: None,
         ..BackendSettings::default()
     }

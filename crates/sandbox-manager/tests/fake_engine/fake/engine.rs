@@ -1,4 +1,8 @@
 //! Fake engine: the memory of a guest is a text, and booting takes no time.
+//!
+//! Each operation calls [`World::step`] with its name, so that a test can make this step fail, hang
+//! or wait. [`World`] is the state of all fake guests, and a body ([`World::body`]) is the state of
+//! one.
 
 use super::OTHER;
 use super::files::FakeFiles;
@@ -135,10 +139,12 @@ impl Engine for FakeEngine {
             }
             _ => {}
         }
+        // The guest and the journal of the daemon must name the same latest snapshot.
         assert_eq!(*body.parent.lock().unwrap(), orphan.snapshot);
         Ok(Arc::new(FakeGuest(body, self.0.clone())))
     }
 
+    // Stops the guests that a former daemon left running and that are not `known` to the journal.
     async fn end_unadopted(&self, known: &[GuestHandle]) -> Result<usize, EngineError> {
         let guests = self.0.world.guests.lock().unwrap().clone();
         let others = guests.iter().enumerate().filter(|(at, body)| {

@@ -1,7 +1,8 @@
-//! Snapshot files of the fake engine: each contains the text of a guest. The name of an incomplete
-//! file starts with a dot.
+//! Snapshot files of the fake engine: each contains the text of a guest. An incomplete file is a
+//! *draft*, whose name starts with a dot.
 //!
-//! A *draft* is the directory of a snapshot that is not published yet.
+//! To *merge* the lineage of a snapshot is to make the snapshot independent of its ancestors. To
+//! *fold* a snapshot is to merge its files into the files of its only child.
 
 use super::OTHER;
 use super::engine::{DAMAGED, FAKE};
@@ -70,6 +71,7 @@ impl SnapshotFiles for FakeFiles {
         })))
     }
 
+    /// Records the name of the calling thread, so that tests can check which thread reads sizes.
     fn size(&self, id: &str) -> Option<u64> {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or_default().to_owned();
@@ -83,6 +85,7 @@ impl SnapshotFiles for FakeFiles {
         if folds && self.names(|_| true).iter().any(depends_on_it) {
             return Err(EngineError::failed("another snapshot depends on it"));
         }
+        // This function cannot wait. A step that is set to hang fails here, as for a file in use.
         if self.world.hanging.lock().unwrap().contains("remove") {
             return Err(EngineError::failed("it is in use"));
         }
@@ -98,6 +101,7 @@ impl SnapshotFiles for FakeFiles {
     }
 
     fn gc(&self) -> Result<usize, EngineError> {
+        // The engines share one directory, which the default engine cleans for all.
         if self.name != FAKE {
             return Ok(0);
         }
@@ -165,6 +169,7 @@ impl SnapshotFiles for FakeFiles {
             length += 1;
             at = parent;
         }
+        // The fake merge adds no bytes.
         (length > limits.longest).then_some(0)
     }
 
@@ -196,6 +201,8 @@ impl SnapshotFiles for FakeFiles {
                     return Err(EngineError::failed("fold-commit was made to fail"));
                 }
                 let mut parents = world.parents.lock().unwrap();
+                // The child depends on the parent of the folded snapshot, or on no snapshot if this
+                // parent does not exist.
                 match parents.get(&folded).cloned() {
                     Some(below) => drop(parents.insert(id.clone(), below)),
                     None => drop(world.merged.lock().unwrap().insert(id.clone())),

@@ -1,6 +1,6 @@
 //! Guests of the fake engine, whose memory is a text.
 //!
-//! A *draft* is the directory of a snapshot that is not published yet.
+//! A *draft* is the file of an incomplete snapshot. Its name starts with a dot.
 
 use super::OTHER;
 use super::files::FakeFiles;
@@ -146,7 +146,8 @@ impl Guest for FakeGuest {
         }
         if let Some(notice) = notice {
             *self.0.captured.lock().unwrap() = Some((id.to_owned(), memory));
-            // Duration of the stop of the guest, in microseconds.
+            // The snapshot is captured: report this with the time for which the guest was stopped,
+            // in microseconds. Its file is written afterwards.
             notice.send(7_000).unwrap();
             return self.finish_captured().await;
         }
@@ -216,6 +217,7 @@ impl Guest for FakeGuest {
 
     fn usage(&self) -> Option<GuestUsage> {
         let is_busy = self.0.is_busy.load(Ordering::Relaxed);
+        // CPU time since the last measurement, in microseconds.
         let used_us = if is_busy { 60_000_000 } else { 1000 };
         let cpu_us = self.0.cpu_us.fetch_add(used_us, Ordering::Relaxed) + used_us;
         Some(GuestUsage {

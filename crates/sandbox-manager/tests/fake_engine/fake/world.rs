@@ -97,7 +97,8 @@ pub struct Body {
     pub(super) engine: &'static str,
     /// Latest snapshot that the guest descends from, in its own view.
     pub parent: Mutex<Option<String>>,
-    /// Snapshot that was in progress or complete when the daemon was killed.
+    /// Snapshot that is being taken. If the daemon is killed meanwhile, the guest does not know
+    /// whether the file of the snapshot is complete.
     pub(super) undecided: Mutex<Option<String>>,
     /// Captured snapshot that is not stored yet, and its text.
     pub captured: Mutex<Option<(String, String)>>,

@@ -103,6 +103,7 @@ async fn push(
     remote.push(request).await.unwrap()
 }
 
+/// Returns the number of requests that a host has sent to the store.
 fn requests(remote: &RemoteStore) -> u64 {
     let traffic = remote.traffic();
     traffic.gets + traffic.lists + traffic.heads + traffic.puts + traffic.deletes

@@ -98,6 +98,7 @@ impl TestHost {
         }
     }
 
+    /// Starts the service in a task.
     fn serve(&self) -> tokio::task::JoinHandle<()> {
         let mut service = FetchService::new(self.grants.clone(), open(self.dir.path()));
         tokio::spawn(async move { service.run().await.unwrap() })
@@ -158,6 +159,7 @@ impl TestVmm {
         send(self.0.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL).unwrap();
     }
 
+    /// Requests a chunk of a layer.
     fn ask(&self, layer: u32, chunk: u64) {
         self.send(&FetchRequest { layer, chunk }.encode());
     }
