@@ -49,6 +49,8 @@ fn fleet_with_limit() -> Fleet {
     fleet
 }
 
+/// Admits `amount` within the share of a member. Returns false if the share is too small: the
+/// member then requests the missing amount with its next heartbeat.
 fn admit(fleet: &mut Fleet, id: MemberId, amount: u64) -> bool {
     let now = Millis(fleet.now);
     fleet.member(id).shares().admit(now, &owner(), amount)
@@ -81,6 +83,7 @@ fn members_use_the_whole_limit_and_never_more() {
 #[test]
 fn a_new_coordinator_grants_no_share_until_all_members_have_reported_or_are_dead() {
     let mut fleet = fleet_with_limit();
+    // The first coordinator is lost. The other member requests a share from its successor.
     let lost = fleet.coordinator();
     assert!(!admit(&mut fleet, lost, 8));
     fleet.advance(4_000);
@@ -125,6 +128,7 @@ fn a_placement_is_accepted_only_by_its_process_epoch_and_term() {
     let accept =
         |fleet: &mut Fleet, id, admission| fleet.member(id).accept_placement(now, admission);
     let mut former = admission.clone();
+    // Each coordinator has a higher term. The coordinator of this fleet has term 2.
     former.term = Term(1);
     assert_eq!(
         accept(&mut fleet, host, &former),

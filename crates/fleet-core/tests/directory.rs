@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 const H1: MemberId = MemberId(1);
 const H2: MemberId = MemberId(2);
 
+/// Returns the hash of the id of a random sandbox.
 fn hash(random: &mut Random) -> SandboxHash {
     let value = u128::from(random.next()) << 64 | u128::from(random.next());
     SandboxHash(value.to_be_bytes())
@@ -182,6 +183,7 @@ fn lost_changes_are_repeated_and_repeated_changes_are_ignored() {
     for &hash in &hashes {
         sender.record(RowChange::Put(row(hash, 0, RowState::Running)));
     }
+    // No change has arrived, so the coordinator requests all of them.
     assert_eq!(receiver.request(), RowRequest::Changes { from: 1 });
     let changes = sender.changes(1).unwrap();
     deliver(&mut receiver, &mut directory, changes.clone());

@@ -3,6 +3,9 @@
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. A *claim*
 //! is the write of a head that makes a member the owner. The *root* of a snapshot is the digest by
 //! which the store identifies it. The *home* has the files of a sandbox while no member owns it.
+//!
+//! To *purge* the head of a killed sandbox is to remove it. To *publish* a pause is to enter the
+//! root of its snapshot in the head.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -33,6 +36,7 @@ const fn owner(member: u32, epoch: u64) -> Owner {
     }
 }
 
+/// Returns a version of a record in the store.
 fn version(number: u8) -> Version {
     Version([number].into())
 }
@@ -42,6 +46,7 @@ fn head_in(state: HeadState) -> Head {
     head().successor(MemberId(9), state).unwrap()
 }
 
+/// Returns the state of the member at the time of an event.
 fn input(now: u64, authority: Option<Owner>) -> ResumeInput<'static> {
     ResumeInput {
         now: Millis(now),
@@ -51,16 +56,19 @@ fn input(now: u64, authority: Option<Owner>) -> ResumeInput<'static> {
     }
 }
 
+/// Passes an event to a resume and returns its effects.
 fn step(resume: &mut Resume, input: &ResumeInput<'_>, event: ResumeEvent) -> Vec<ResumeEffect> {
     let mut effects = Vec::new();
     resume.handle(input, event, &mut effects);
     effects
 }
 
+/// Returns the event of a successful read of the head.
 fn read(head: Head) -> ResumeEvent {
     ResumeEvent::HeadRead(ReadOutcome::Found(Box::new(head), version(1)))
 }
 
+/// Returns the event of the outcome of a write of the head.
 fn written(write: &HeadWrite, outcome: WriteOutcome<Head>) -> ResumeEvent {
     ResumeEvent::HeadWritten {
         write: write.write,
@@ -216,6 +224,8 @@ fn only_permitted_states_are_claimed() {
         home: None,
     });
     let dead = owner(2, DEAD_EPOCH);
+    // With `from_stored`, the client accepts the stored state of a sandbox whose host is dead.
+    // `None` as the answer means that the sandbox is claimed.
     for (state, from_stored, authority, answer) in [
         (
             HeadState::Running(OTHER),
@@ -372,6 +382,7 @@ fn a_killed_head_is_retained_until_its_home_has_confirmed() {
     // The kill is recorded although the sandbox was never stored.
     let killed = update(kill, None).unwrap();
     let day = 24 * 3_600 * 1_000;
+    // The last argument returns whether a member has left the fleet.
     assert!(!may_purge(&killed, AT_MS + 100 * day, &timing, &|_| false));
     assert!(may_purge(&killed, AT_MS + day, &timing, &|member| member == home));
     let held = HeldSandbox {
@@ -433,6 +444,8 @@ fn only_its_owner_releases_a_claimed_sandbox() {
 
 #[test]
 fn a_returning_host_stops_what_others_have_claimed() {
+    // Sandbox in the journal of the returning host. The revision 0 stands for a sandbox that has no
+    // head.
     let held = |is_running, revision: u64, root: Option<u8>| HeldSandbox {
         is_running,
         revision: (revision > 0).then_some(Revision(revision)),

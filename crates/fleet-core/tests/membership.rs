@@ -56,7 +56,8 @@ fn authority_ends_10_s_after_the_last_acknowledged_heartbeat() {
     fleet.has_store = false;
     let ended = fleet.wait(20_000, |fleet| fleet.authority(H2).is_none());
     // The coordinator acknowledges heartbeats for 9 s after it last replaced the record in the
-    // store.
+    // store, which it did up to 3 s before. The last acknowledged heartbeat gives authority for 10
+    // s.
     assert!((14_000..=19_100).contains(&ended), "{ended}");
     fleet.advance(300_000);
     // Without the store, the coordinator decides nothing. When the store returns, the same
@@ -135,6 +136,8 @@ fn a_lost_coordinator_is_replaced_within_20_s_and_dead_within_30_s() {
         let dead = takeover + fleet.wait(20_000, |fleet| fleet.state(lost).0 == MemberState::Dead);
         println!("offset {offset}: takeover after {takeover} ms, verdict after {dead} ms");
         assert!(
+            // Another member takes over if the record is unchanged for 12 s. Its last replacement
+            // was up to 3 s before the loss.
             takeover >= 12_000 - 3_000 && dead <= 30_000,
             "{takeover} {dead}"
         );

@@ -3,6 +3,9 @@
 //!
 //! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
 //! coordinator.
+//!
+//! The *root* is the record of the settings of the fleet. It divides the 1,024 slots (first two
+//! characters of sandbox ids) among the shards.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::samples::{fleet, head, root, row, sandbox, shard};
@@ -211,6 +214,7 @@ fn contradicting_fields_are_rejected() {
     let mut foreign = shard(3);
     foreign.coordinator = MemberId(9);
     assert!(foreign.encode().is_err());
+    // The only shard must have exactly the slots 0 to 1,023.
     for (first, last) in [(1, 1023), (0, 1022), (0, 1024)] {
         let mut root = root();
         (root.slots[0].first, root.slots[0].last) = (first, last);

@@ -165,6 +165,7 @@ impl World {
             _ => self.any_host(),
         };
         if !self.hosts[host].operations.contains_key(&id) {
+            // Count the sandbox in the first budget, and accept its stored state.
             self.resume(host, id, 0, true);
         }
         let end = self.now + 15_000;

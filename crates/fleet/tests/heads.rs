@@ -29,6 +29,7 @@ struct Fleet {
     _dir: tempfile::TempDir,
 }
 
+/// Opens the store below `dir`.
 fn remote(dir: &Path) -> Arc<RemoteStore> {
     let settings = RemoteSettings {
         url: format!("file://{}/bucket", dir.display()).parse().unwrap(),
@@ -59,6 +60,7 @@ impl Fleet {
         tenant.seal_record(&key, content).unwrap().into()
     }
 
+    /// Returns the access of host `number` to the heads.
     fn host(&self, number: u32) -> Heads {
         let owner = Owner {
             member: MemberId(number),
@@ -68,6 +70,7 @@ impl Fleet {
     }
 }
 
+/// Returns the publication of a pause with this snapshot and root.
 fn pause<'a>(snapshot: &'a str, root: &'a str) -> Publication<'a> {
     Publication {
         sandbox: ID,
@@ -78,7 +81,9 @@ fn pause<'a>(snapshot: &'a str, root: &'a str) -> Publication<'a> {
     }
 }
 
-/// Claims the sandbox for a resume from a snapshot, and retains the claim.
+/// Claims the sandbox for a resume from a snapshot, and retains the claim. In this file, the owner
+/// `None` of a sandbox is the owner of the host. `false`: a sandbox that ran on a dead host is not
+/// claimed.
 async fn claim(host: &Heads, snapshot: &str) -> Result<(), HeadError> {
     let claim = host.claim(None, ID, snapshot, false).await?;
     claim.unwrap().retain();

@@ -114,6 +114,7 @@ impl World {
     fn lose_power(&mut self, host: usize) {
         self.kill_process(host);
         let entry = &mut self.hosts[host];
+        // The boot id of a process has four bits for this number.
         entry.boot = entry.boot % 15 + 1;
         entry.held.retain(|_, held| held.local != Local::Running);
     }

@@ -3,6 +3,10 @@
 //!
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. A *shard*
 //! is a part of the fleet's sandboxes. Its record lists the members and names the coordinator.
+//!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. After each registration in a new epoch, a host *reconciles*: it compares its
+//! sandboxes with their heads.
 
 use super::mutation::Mutation;
 use super::operations::{Operation, OperationEvent};
@@ -414,6 +418,7 @@ impl World {
                 seq: rejection.seq,
                 grants: Vec::new(),
                 recalls: Vec::new(),
+                // Requests no rows.
                 rows: RowRequest::Changes { from: u64::MAX },
                 record: Version(Box::default()),
                 pools: Vec::new(),

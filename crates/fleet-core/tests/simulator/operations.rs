@@ -6,6 +6,10 @@
 //!
 //! A *share* is the part of an API key's limit that one member may use. The *journal* is the
 //! database in which a host records its own sandboxes.
+//!
+//! A *claim* of a sandbox is the write that makes a member its owner in the head. To *publish* a
+//! paused sandbox is to upload its snapshot and to enter the root in the head. An *update* changes
+//! the head for another purpose, such as a kill.
 
 use super::host::{Input, Target};
 use super::mutation::Mutation;

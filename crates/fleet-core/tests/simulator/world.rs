@@ -239,6 +239,7 @@ impl World {
                 if let (Key::Shard, Request::Write { token, .. }, Answer::Done(_)) =
                     (key, &*request, &answer)
                 {
+                    // The last part of a token is the number of the write.
                     let sent = self.hosts[host].sent.get(&token.3).copied();
                     if let Some(sent) = sent {
                         self.store.truth.renewed.insert((host, process), sent);

@@ -2,6 +2,9 @@
 //!
 //! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
 //! coordinator.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. The *root*
+//! is the record of the settings of the fleet.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -43,6 +46,7 @@ pub fn capacity() -> Capacity {
     }
 }
 
+/// Returns the row of a live member in the record of the shard.
 pub fn row(id: u32) -> MemberRow {
     MemberRow {
         id: MemberId(id),
@@ -67,6 +71,7 @@ pub fn shard(members: u32) -> ShardRecord {
     record
 }
 
+/// Returns a snapshot whose root (digest in the store) consists of these bytes.
 pub fn snapshot(root: u8) -> Snapshot {
     Snapshot {
         id: "bbbbbbbbbbbbbbbbbbbb".to_owned(),
@@ -76,6 +81,7 @@ pub fn snapshot(root: u8) -> Snapshot {
     }
 }
 
+/// Returns the first head of a paused sandbox.
 pub fn head() -> Head {
     let record = SandboxRecord::Inline("{\"name\":\"a\"}".to_owned());
     Head::new(

@@ -1,4 +1,6 @@
 //! Messages and peers that exceed a limit.
+//!
+//! [`Host`] is the listener of a member, which echoes messages and bodies.
 
 use super::members::{Fleet, Host, LIMIT, SERVER};
 use bytes::Bytes;
@@ -33,6 +35,8 @@ fn endless(count: usize) -> Body {
     Chunks(count).boxed_unsync()
 }
 
+/// Sends a body as a message, with an announced length if `length` is given. Returns the status and
+/// the text of the response, and the duration of the call.
 async fn post(
     fleet: &Fleet,
     host: &Host,
@@ -84,6 +88,7 @@ async fn a_message_that_announces_or_sends_a_gibibyte_is_rejected() {
     let (status, text, _) = post(&fleet, &host, endless(0), Some(1 << 30)).await;
     assert_eq!((status, &*text), (413, "the body exceeds 2097152 bytes"));
     // Without an announcement, the body is read up to the limit.
+    // 2^14 chunks of 64 KiB are 1 GiB.
     let (status, text, _) = post(&fleet, &host, endless(1 << 14), None).await;
     assert_eq!((status, &*text), (413, "the body exceeds 2097152 bytes"));
     assert_eq!(host.calls(), 0);

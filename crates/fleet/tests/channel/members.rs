@@ -40,6 +40,7 @@ impl Fleet {
         self.identity_valid(member, SystemTime::now(), MEMBER_LIFETIME)
     }
 
+    /// Issues an identity whose certificate is valid from `from` for `lifetime`.
     pub fn identity_valid(
         &self,
         member: MemberId,
@@ -75,6 +76,7 @@ impl MessageHandler for Echo {
         match &message[..] {
             // Returns the name of the caller.
             b"who" => Ok(peer.to_string().into()),
+            // Rejects the message.
             b"no" => Err(Rejected::new(409, "not now")),
             _ => Ok(message),
         }
@@ -142,6 +144,7 @@ impl Host {
         Self::limited(identity, Limits::default()).await
     }
 
+    /// Starts a listener with these limits.
     pub async fn limited(identity: Identity, limits: Limits) -> Self {
         let echo = Arc::new(Echo::default());
         let removed = Arc::new(AtomicU32::new(0));
@@ -167,6 +170,7 @@ impl Host {
         }
     }
 
+    /// Returns the number of messages and requests that the handler has received.
     pub fn calls(&self) -> usize {
         self.echo.calls.load(Ordering::SeqCst)
     }

@@ -105,6 +105,7 @@ async fn without_a_coordinator_all_members_are_queried() {
     assert!(start.elapsed() <= Duration::from_millis(2_100));
     // The silent coordinator may have other sandboxes.
     let error = fleet.node(others[0]).locate(hash("unknown")).await;
+    // The network drops all traffic of the coordinator.
     let expected = LocateError::Unreachable(vec![fleet.coordinator()]);
     assert_eq!(error, Err(expected));
 }

@@ -25,6 +25,7 @@ async fn members_register_with_one_coordinator_and_reconcile_before_they_are_rea
         fleet.wait(id, 40, |view| view.is_ready()).await;
     }
     // The failed reconciliations were repeated.
+    // Two attempts failed, and the third one succeeded.
     assert_eq!(fleet.hosts[&MemberId(2)].reconciled.lock().len(), 3);
     let coordinators = (1..=3).filter(|&id| fleet.node(id).view().is_coordinator);
     assert_eq!(coordinators.count(), 1);
@@ -35,6 +36,7 @@ async fn members_register_with_one_coordinator_and_reconcile_before_they_are_rea
         let status = fleet.node(id).status().await;
         assert_eq!(status.nodes.len(), 3);
         for node in &status.nodes {
+            // Each host of the tests reports three running sandboxes.
             assert_eq!(node.summary.as_ref().unwrap().running, 3);
             assert!(node.heartbeat_age_ms.unwrap() <= 2_100, "{node:?}");
         }
@@ -91,6 +93,7 @@ async fn a_silent_member_is_dead_within_20_s_and_returns_with_a_new_epoch() {
         .await;
     let host = &fleet.hosts[&MemberId(silent)];
     assert_eq!(*host.ended.lock(), [former.epoch]);
+    // Once after the start, and once after the return.
     assert_eq!(host.reconciled.lock().len(), 2);
     // A restarted daemon registers as well.
     fleet.stop(silent).await;

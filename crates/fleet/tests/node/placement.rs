@@ -20,6 +20,7 @@ fn owner() -> BudgetOwner {
     BudgetOwner("k1:sandboxes".to_owned())
 }
 
+/// Returns the need of one sandbox of a key with this limit.
 fn need(limit: u64) -> LimitedNeed {
     LimitedNeed {
         need: BudgetNeed {
@@ -30,6 +31,7 @@ fn need(limit: u64) -> LimitedNeed {
     }
 }
 
+/// Returns the request for a sandbox of 512 MiB.
 fn request() -> PlaceRequest {
     PlaceRequest {
         template: "base".to_owned(),
@@ -39,6 +41,7 @@ fn request() -> PlaceRequest {
     }
 }
 
+/// Returns the status of a host with this free memory and these templates.
 fn with_free(memory_mib: u32, templates: &[u64]) -> HostStatus {
     HostStatus {
         free_cpu_milli: 64_000,
@@ -77,7 +80,8 @@ async fn every_member_places_on_the_tightest_host_that_has_the_template() {
         accepted.unwrap();
         assert!(other.accept_placement(placed.admission).await.is_err());
     }
-    // Three sandboxes of 512 MiB are reserved on h2: five more do not fit.
+    // Three sandboxes of 512 MiB are reserved on h2, whose free memory of 4,000 MiB has room for
+    // seven: four more fit.
     let mut hosts = BTreeMap::<u32, u32>::new();
     for _ in 0..8 {
         let placed = fleet.node(3).place(request()).await.unwrap();
@@ -179,6 +183,7 @@ async fn hosts_that_build_a_missing_template_are_named() {
     *fleet.hosts[&MemberId(2)].state.lock() = Some(building);
     sleep(Duration::from_secs(5)).await;
     let mut request = request();
+    // No host has these templates, and h2 builds the second one.
     request.templates = vec![4, 5];
     let error = fleet.node(3).place(request.clone()).await.unwrap_err();
     let builders = vec![MemberId(2)];
@@ -219,7 +224,7 @@ async fn creates_through_all_members_reach_the_limit_of_a_key_and_never_exceed_i
     assert!(shares.exhausted.is_some_and(|e| e.is_known));
 }
 
-/// Asserts that a member has the name of a request.
+/// Asserts that a placement was rejected because `member` has the name. Returns this rejection.
 fn taken(placed: Result<Placed, PlaceError>, member: MemberId) -> TakenName {
     match placed {
         Err(PlaceError::NotPlaced(NotPlaced::NameTaken(taken))) if taken.member == member => taken,

@@ -2,6 +2,8 @@
 //!
 //! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
 //! coordinator.
+//!
+//! [`TestHost`] stands for the sandbox manager of a host. [`MemoryRecords`] are the shared records.
 
 use async_trait::async_trait;
 use jiffy_fleet::node::{
@@ -32,6 +34,7 @@ pub fn fleet_id() -> FleetId {
 pub const START_MS: u64 = 1_000_000;
 
 #[derive(Debug)]
+/// Clock of the nodes, which follows the simulated time of the runtime.
 pub struct TokioClock(pub Instant);
 
 impl Clock for TokioClock {
@@ -178,6 +181,7 @@ pub struct Fleet {
     _dir: tempfile::TempDir,
 }
 
+/// Returns the keys with which all members encrypt records.
 async fn tenant(dir: &std::path::Path) -> Arc<Tenant> {
     let url: StoreUrl = format!("file://{}", dir.display()).parse().unwrap();
     let secret = "5".repeat(64);
@@ -187,6 +191,7 @@ async fn tenant(dir: &std::path::Path) -> Arc<Tenant> {
     store.tenant("fleet").await.unwrap()
 }
 
+/// Returns the configuration of the node of a member.
 pub fn member_config(id: u32, started_ms: u64) -> MemberConfig {
     MemberConfig {
         fleet: fleet_id(),
@@ -272,6 +277,7 @@ impl Fleet {
         fleet
     }
 
+    /// Returns the encrypted records.
     pub fn sealed(&self) -> SealedRecords {
         SealedRecords::new(Arc::new(self.records.clone()), self.keys.clone())
     }
@@ -368,10 +374,12 @@ impl Fleet {
     }
 }
 
+/// Returns the hash of a sandbox id or name in the directory.
 pub fn hash(id: &str) -> SandboxHash {
     row_hash(&SECRET, "id", &[id])
 }
 
+/// Returns the row of a sandbox or name.
 pub fn row(id: &str, state: RowState) -> Row {
     Row {
         hash: hash(id),

@@ -20,6 +20,7 @@ pub fn value(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
+/// Creates a record and returns its version.
 pub async fn put(records: &Arc<dyn Records>, key: &RecordKey, text: &str) -> jiffy_fleet::Version {
     let written = records.create(key, value(text)).await.unwrap();
     let Written::Done(version) = written else {
@@ -37,6 +38,7 @@ async fn fulfils_the_contract(clients: &Clients) {
 
 async fn exactly_one_writer_succeeds([one, other]: &Clients) {
     let report = check(one, CheckOptions::default()).await.unwrap();
+    // The defaults of a check.
     assert_eq!((report.rounds, report.writers), (20, 32));
     assert!(report.replace_p50_ms > 0.0 && report.replace_p99_ms >= report.replace_p50_ms);
     // The records of the check are removed again.

@@ -77,6 +77,7 @@ impl Proxy {
     }
 }
 
+/// Serves one request of a client according to the current mode.
 async fn serve(
     mut client: TcpStream,
     server: SocketAddr,

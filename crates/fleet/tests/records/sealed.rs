@@ -59,6 +59,7 @@ impl Records for SlowAnswers {
     }
 }
 
+/// Returns the keys with which records are encrypted.
 async fn tenant(dir: &std::path::Path) -> Arc<Tenant> {
     let url: StoreUrl = format!("file://{}", dir.display()).parse().unwrap();
     let secret = "5".repeat(64);
@@ -68,6 +69,7 @@ async fn tenant(dir: &std::path::Path) -> Arc<Tenant> {
     store.tenant("fleet").await.unwrap()
 }
 
+/// Returns the written record.
 fn done(outcome: Outcome) -> jiffy_fleet::Record {
     match outcome {
         Outcome::Done(record) => record,
@@ -88,6 +90,7 @@ async fn sealed_records_reject_damaged_moved_and_older_content() {
     assert!(!raw_first.value.windows(6).any(|part| part == b"secret"));
     let second = sealed.replace(&one, b"second".to_vec(), &first).unwrap();
     let second = done(sealed.send(&second).await.unwrap());
+    // The encrypted content contains the number of the write.
     assert_eq!((first.counter(), second.counter()), (1, 2));
     assert_eq!(sealed.get(&one).await.unwrap().unwrap().content, b"second");
 

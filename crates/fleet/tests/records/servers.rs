@@ -159,6 +159,7 @@ pub const COMPACTION: [&str; 2] = [
     "--auto-compaction-retention=5m",
 ];
 
+/// Returns the settings of a client of etcd at `address`. With `short`, calls have short timeouts.
 pub fn etcd_settings(address: SocketAddr, short: bool) -> EtcdSettings {
     let url = format!("etcd+http://{address}/prefix").parse().unwrap();
     let mut settings = EtcdSettings::new(url);

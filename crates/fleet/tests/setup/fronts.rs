@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// Returns the options of a front that joins through `member`.
 async fn options(member: &Member, name: &str) -> JoinOptions {
     JoinOptions {
         address: String::new(),
@@ -24,6 +25,7 @@ async fn options(member: &Member, name: &str) -> JoinOptions {
     }
 }
 
+/// Returns the properties of a front.
 fn front_facts() -> HostFacts {
     HostFacts::new("0.1.0")
 }
@@ -104,6 +106,7 @@ async fn a_front_receives_a_certificate_and_neither_store_keys_nor_records() {
     assert!(rejected(&home, joined).contains("format"));
     // A file whose role does not match its number is rejected.
     let home = lab.home("front");
+    // 2147483650 is the number of the front f2: bit 31 distinguishes fronts.
     for (from, to) in [("member = 3", "member = 2147483650"), ("host", "front")] {
         let text = std::fs::read_to_string(home.join("fleet.toml")).unwrap();
         std::fs::write(home.join("fleet.toml"), text.replacen(from, to, 1)).unwrap();

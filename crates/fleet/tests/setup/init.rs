@@ -36,6 +36,7 @@ async fn a_fleet_starts_with_its_first_member() {
 async fn a_member_and_a_directory_are_rejected_with_the_reason() {
     let lab = Lab::new();
     let home = lab.home("one");
+    // The lab has a directory as its store.
     let error = check_host(&home, &lab.store()).unwrap_err().to_string();
     assert!(
         error.contains("a directory cannot replace") && error.contains("s3://"),

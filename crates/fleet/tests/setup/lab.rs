@@ -31,6 +31,7 @@ impl Lab {
         }
     }
 
+    /// Creates the data directory of a host.
     pub fn home(&self, name: &str) -> PathBuf {
         let home = self.dir.path().join(name);
         std::fs::create_dir_all(&home).unwrap();
@@ -144,11 +145,13 @@ impl Member {
         }
     }
 
+    /// Creates a token with which `uses` hosts can join.
     pub async fn token(&self, uses: u32) -> Token {
         let token = self.access.create_token(uses, DEFAULT_VALIDITY).await;
         token.unwrap()
     }
 
+    /// Returns the options of a host that joins through this member with a new token.
     pub async fn options(&self, name: &str) -> JoinOptions {
         let listen = free_address().await;
         JoinOptions {

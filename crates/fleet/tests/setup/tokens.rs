@@ -95,6 +95,7 @@ async fn guesses_are_rejected_without_records_and_then_limited() {
     std::fs::rename(&hidden, &store).unwrap();
 }
 
+/// Returns options of a join through `member` with a token that no fleet created.
 fn with_any_token(member: &str) -> JoinOptions {
     let listen = "127.0.0.1:1".parse().unwrap();
     JoinOptions {

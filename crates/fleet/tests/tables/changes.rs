@@ -155,6 +155,7 @@ async fn a_thousand_keys_created_at_once_share_few_commits() {
     for change in changes {
         last = last.max(change.await.unwrap().unwrap().number);
     }
+    // Changes that wait for a commit are written together.
     assert!(last <= first.number + 4, "{last} commits");
     // Rows move from the index to their parts, which a new member loads.
     tokio::time::sleep(Duration::from_secs(60)).await;

@@ -1,5 +1,7 @@
 //! Members that are cut off from the fleet. A member accepts API keys only while it has contact:
-//! its tables were verified in the last 60 s.
+//! its tables were verified in the last 60 s, by the records, by the writer (the member that
+//! commits changes of the tables) or by other members. If no member can read the records, more than
+//! half of the members must agree.
 
 use super::lab::{Gate, Lab, create, is_revoked, reached, revoke};
 use jiffy_fleet::records::Fault;
@@ -10,7 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// Returns a lab whose members have separate connections to the same records.
+/// Returns a lab with three members, and the connection of the third one to the common records. The
+/// test can cut this connection.
 async fn cut_off() -> (Lab, [Tables; 3], Arc<Gate>) {
     let memory = MemoryRecords::default();
     let lab = Lab::new(Arc::new(memory.clone())).await;

@@ -55,6 +55,7 @@ async fn a_change_is_made_once_if_answers_of_the_writer_are_lost() {
     assert_eq!(one.rows(Table::Keys).len(), 2);
 }
 
+/// Checks that a change is answered only after the outcome of its write is known.
 async fn writes_with_lost_answers_are_settled(memory: MemoryRecords) {
     let lab = Lab::new(Arc::new(memory.clone())).await;
     let (one, two) = (lab.member(1), lab.member(2));
@@ -83,6 +84,7 @@ async fn a_write_with_an_unknown_outcome_is_settled_before_it_is_answered() {
 /// Limit of changes on real servers, whose clock is not simulated.
 const SHORT: Duration = Duration::from_secs(5);
 
+/// Checks that a change through a former writer fails within `limit` and is not made.
 async fn former_writer_changes_nothing(records: Arc<dyn Records>, limit: Duration) {
     let mut lab = Lab::new(records).await;
     lab.change_timeout = limit;

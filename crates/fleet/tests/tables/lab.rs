@@ -162,7 +162,7 @@ impl Lab {
         self.net.0.lock().writer = None;
     }
 
-    /// Lets a member believe that its term has not ended.
+    /// Makes a member believe that it is still the writer in this term, which has ended.
     pub fn deceive(&self, member: u32, term: u64) {
         let deposed = &mut self.net.0.lock().deposed;
         deposed.insert(MemberId(member), Term(term));
@@ -208,6 +208,7 @@ pub fn hash(id: &str) -> KeyHash {
     KeyHash(hash)
 }
 
+/// Returns the row of a new API key.
 pub fn key_row(id: &str) -> KeyRow {
     KeyRow {
         id: id.to_owned(),
@@ -227,10 +228,12 @@ pub fn key_row(id: &str) -> KeyRow {
     }
 }
 
+/// Returns the creation of an API key.
 pub fn create(id: &str) -> Action {
     Action::CreateKey(key_row(id))
 }
 
+/// Returns the revocation of an API key, whose sandboxes continue to run.
 pub fn revoke(id: &str) -> Action {
     Action::RevokeKey {
         id: id.to_owned(),
@@ -238,6 +241,7 @@ pub fn revoke(id: &str) -> Action {
     }
 }
 
+/// Returns the row of an API key in the tables of a member.
 pub fn row(tables: &Tables, id: &str) -> Option<Arc<Row>> {
     tables.row(&RowKey::Key(id.to_owned()))
 }
@@ -278,6 +282,7 @@ impl Gate {
         self.is_cut.store(false, Ordering::SeqCst);
     }
 
+    /// Fails after 6 s while the connection is cut.
     async fn pass(&self, key: &RecordKey) -> Result<(), RecordError> {
         if !self.is_cut.load(Ordering::SeqCst) {
             return Ok(());

@@ -1,10 +1,14 @@
 //! Tests of the records with the tables of a fleet: encoding, foreign and damaged records, rows
 //! of newer versions.
+//!
+//! A *table* (API keys, or names of templates) is stored in parts. Their *index* contains the rows
+//! of the last commits. To *fold* pending rows is to move them from the index to their part.
 
 use super::super::RecordError;
 use super::*;
 use crate::ids::{FleetId, MemberId, Term};
 
+/// Returns the id of the fleet of all records.
 fn fleet() -> FleetId {
     FleetId::try_from("7kq2".to_owned()).unwrap()
 }
@@ -69,12 +73,15 @@ fn rows_of_another_part_with_invalid_content_or_twice_are_rejected() {
     let mut other = other.filter(|row| row.key().part() != number);
     assert!(with(vec![other.next().unwrap()]).is_err());
     let changes: [fn(&mut Row); 7] = [
+        // The part contains the commits up to 3, and commits start with 1.
         |row| row.revision = 4,
         |row| row.revision = 0,
+        // A removed row has no content.
         |row| row.removed = true,
         |row| set(row, |key| key.name = "a\nb".to_owned()),
         |row| set(row, |key| key.name.clear()),
         |row| set(row, |key| key.addresses = vec!["10.0.0.0/33".to_owned()]),
+        // Only a revoked key ends sandboxes.
         |row| set(row, |key| key.end_ms = Some(1)),
     ];
     for (i, change) in changes.iter().enumerate() {
@@ -84,6 +91,7 @@ fn rows_of_another_part_with_invalid_content_or_twice_are_rejected() {
     }
 }
 
+/// Changes the API key of a row.
 fn set(row: &mut Row, change: impl FnOnce(&mut KeyRow)) {
     if let RowContent::Key(key) = &mut row.content {
         change(key);
@@ -129,5 +137,6 @@ fn keys_are_spread_over_all_parts() {
     for i in 0..25_600 {
         counts[usize::from(RowKey::Key(format!("key{i}")).part())] += 1;
     }
+    // A part has 100 keys on average.
     assert!(counts.iter().all(|count| (50..200).contains(count)));
 }
