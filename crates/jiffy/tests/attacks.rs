@@ -220,6 +220,7 @@ impl Attack<'_> {
         let blocks = nameless
             .filter_map(|f| fs::metadata(f).ok())
             .map(|m| m.blocks());
+        // `st_blocks` counts blocks of 512 bytes.
         blocks.sum::<u64>() / 2048
     }
 
@@ -398,7 +399,7 @@ fn concurrent_attacks_do_not_affect_the_neighbour() {
         attack.start(FORK_BOMB);
         attack.wait_for_load();
         attack.assert_responsive();
-        // The guest still has its state.
+        // The VMM still has the files of this data directory open, unless it has exited since.
         let others: BTreeSet<u32> = attack.test_home.vmms();
         assert!(others.contains(&attack.vmm) || !alive(attack.vmm));
     });

@@ -183,6 +183,7 @@ fn a_process_killed_for_memory_is_reported() {
         "import subprocess\nfor _ in range(20): subprocess.Popen(['sleep', '600'])\n{EAT_MEMORY}"
     );
     let done = as_root("192MiB", &program);
+    // 128 and the number of SIGKILL.
     assert_eq!(done.code, Some(137), "{done:?}");
     assert!(
         done.stderr.contains("ran out of memory (192 MiB)") && done.stderr.contains("--memory"),

@@ -56,6 +56,7 @@ fn a_dockerfile_becomes_a_template_and_is_rebuilt_from_the_cache() {
     let began = Instant::now();
     let second = project.built("hello", &["--build-arg", "WHO=you"]);
     let took = began.elapsed();
+    // The instructions RUN, WORKDIR, COPY, COPY and RUN are steps.
     assert_eq!(cached(&second), 5, "{second:?}");
     assert!(took < Duration::from_secs(2), "{took:?}");
 

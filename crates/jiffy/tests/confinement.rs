@@ -80,6 +80,7 @@ fn every_vmm_has_its_own_user_without_privileges_and_a_limited_group() {
             assert_eq!(status(vmm, rights), "0000000000000000");
         }
         assert_eq!(status(vmm, "NoNewPrivs"), "1");
+        // Filter mode (proc_pid_status(5)).
         assert_eq!(status(vmm, "Seccomp"), "2");
         assert_eq!(status(vmm, "Groups"), "");
         assert!(

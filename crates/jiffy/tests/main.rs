@@ -2,6 +2,10 @@
 //!
 //! One program, because each test program is linked with the whole product. A file that is not
 //! listed here is not compiled; the test below reports it.
+//!
+//! The attribute `jiffy_test` states the requirements of a test, which is skipped if one is not
+//! met: the engine (`each` for one run on each engine), root, or a *lab* ([`support::lab`]): a
+//! simulated host and internet.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;

@@ -20,6 +20,7 @@ fn for_both(test: impl Fn(&Path, &Keys)) {
     test(fleet.home(), &fleet.keys());
 }
 
+/// Returns the permissions of a file.
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
 }
@@ -264,6 +265,7 @@ fn the_end_of_a_key_is_persisted_and_can_be_requested_later() {
     let id = Some(key.key.id.as_str());
     assert_eq!(keys.status(id), KeyStatus::InForce);
     keys.revoke("a").unwrap();
+    // A revoked key is over. It has ended once the removal of its resources was requested.
     assert_eq!(keys.status(id), KeyStatus::Over);
     assert!(keys.ended().is_empty());
     let first = keys.revoke_and_end("a").unwrap();

@@ -217,6 +217,7 @@ async fn a_call_whose_client_has_gone_is_recorded() {
     }
     let all = entries(&api, "call=/wait").await;
     assert_eq!(all.len(), 1, "{all:?}");
+    // The status of calls whose client has disconnected.
     assert_eq!(all[0]["status"], 499);
     assert_eq!(all[0]["caller"], "key");
 }

@@ -16,6 +16,7 @@ use std::fs;
 use std::time::Duration;
 use support::{Answer, Api, TestCaller};
 
+/// Requests a build of a template with this name.
 async fn request(api: &Api, who: &TestCaller, name: &str) -> Answer {
     let body = json!({ "name": name, "tags": [], "cpuCount": 1, "memoryMB": 512 });
     api.call_as(who, "POST", "/v3/templates", body).await

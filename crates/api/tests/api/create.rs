@@ -64,6 +64,7 @@ async fn the_answer_about_a_sandbox_has_the_steps_of_create_and_last_operation()
 #[tokio::test]
 async fn settings_are_stored_in_either_api_dialect() {
     let api = Api::new();
+    // The dialect of E2B.
     let e2b = json!({
         "templateID": "base:default", "timeout": 60, "autoPause": true, "autoResume": { "enabled": true },
         "allow_internet_access": false, "metadata": { "a": "b c" }, "envVars": { "X": "1" },
@@ -98,6 +99,7 @@ async fn settings_are_stored_in_either_api_dialect() {
     );
     assert_eq!(detail.body["allowInternetAccess"], false);
     assert_eq!(detail.body["network"]["allowPublicTraffic"], false);
+    // The dialect of CubeSandbox, in which -1 means no timeout.
     let cube = json!({
         "templateID": "base", "timeout": -1, "envs": { "X": "2" },
         "lifecycle": { "onTimeout": "pause", "autoResume": true },
@@ -114,6 +116,7 @@ async fn settings_are_stored_in_either_api_dialect() {
     );
     assert_eq!(record.env()["X"], "2");
     let detail = api.get(&format!("/sandboxes/{}", created.id())).await;
+    // A sandbox without a timeout has this end, because clients require one.
     assert_eq!(detail.text("endAt"), "2999-12-31T23:59:59Z");
 }
 

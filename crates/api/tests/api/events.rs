@@ -81,6 +81,8 @@ impl Following {
 }
 
 impl Api {
+    /// Creates a control plane whose event log has these limits. Also returns the directory of the
+    /// log.
     fn with_feed(retention: Retention) -> (Self, tempfile::TempDir) {
         let directory = tempfile::tempdir().unwrap();
         let options = HostOptions {
@@ -91,6 +93,7 @@ impl Api {
     }
 }
 
+/// Returns limits of a log that suffice for most tests.
 fn retention() -> Retention {
     Retention {
         max_bytes: 256 << 10,
@@ -98,6 +101,7 @@ fn retention() -> Retention {
     }
 }
 
+/// Returns the types of the events of a page.
 fn types(answer: &Answer) -> Vec<String> {
     let events = answer.body["events"].as_array().unwrap();
     let text = |event: &Value| event["type"].as_str().unwrap().to_owned();

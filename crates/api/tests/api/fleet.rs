@@ -420,6 +420,7 @@ async fn a_forwarded_call_is_not_forwarded_again_and_clients_cannot_mark_calls()
         .id();
     lab.located(&id).await;
     let path = format!("/sandboxes/{id}");
+    // A member rejects a forwarded call on a sandbox that it does not have.
     let moved = lab.forwarded(2, &key, &path).await;
     assert_eq!(moved.expect_error(421), "sandbox_moved");
     // Headers of members have no effect in calls of clients.

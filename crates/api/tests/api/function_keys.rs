@@ -69,6 +69,8 @@ pub fn record(owner: Option<&str>, name: &str, granted: &SandboxKey) -> Function
     }
 }
 
+/// Returns a sandbox key with which a function acts as `key`. `is_own` would mean a key that was
+/// created for the function only.
 pub fn granted(key: &NewKey, scope: SandboxKeyScope) -> SandboxKey {
     let is_own = false;
     SandboxKey::new(key.key.id.clone(), is_own, scope).unwrap()

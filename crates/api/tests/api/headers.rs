@@ -10,6 +10,8 @@ use std::sync::Arc;
 /// Value of a header that no response may contain.
 const LITERAL: &str = "text-that-is-not-shown";
 
+/// Returns network settings with a rule that sets the header `Authorization` in requests to
+/// `a.example`.
 fn rules(value: &str) -> Value {
     json!({ "rules": { "a.example": [{ "transform": { "headers": { "Authorization": value } } }] } })
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use support::fake::until;
 use support::{Api, TestCaller};
 
+/// Returns limits of a key with this default of the idle timeout.
 fn idle(limit: Option<u64>) -> Limits {
     Limits {
         idle_timeout_s: limit,
@@ -88,6 +89,7 @@ async fn an_idle_timeout_is_shown_and_automatic_resumes_can_be_disabled() {
 #[tokio::test]
 async fn idle_timeouts_out_of_range_are_rejected() {
     let api = Api::new();
+    // The maximum is 30 days, which are 2,592,000 s.
     for bad in [json!(-1), json!(2_592_001), json!(1.5), json!("60")] {
         let body = json!({ "templateID": "base", "idleTimeout": bad });
         api.post("/v2/sandboxes", body).await.expect(400);

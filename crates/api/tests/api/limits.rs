@@ -1,5 +1,5 @@
 //! Quotas of keys: exact under concurrent requests, visible to their holders, and unchanged after a
-//! crash.
+//! crash. An *exchange* is a request or stream of a key that is in flight.
 
 use crate::support;
 

@@ -13,6 +13,7 @@ async fn create(api: &Api, caller: &TestCaller, name: &str) -> Answer {
     api.call_as(caller, "POST", "/v2/sandboxes", body).await
 }
 
+/// Reads a sandbox by its name or id.
 async fn look(api: &Api, caller: &TestCaller, name: &str) -> Answer {
     let path = format!("/sandboxes/{name}");
     api.call_as(caller, "GET", &path, Value::Null).await

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 /// Value of a secret.
 const VALUE: &str = "value-that-no-call-returns";
 
+/// Stores a secret and returns its id.
 async fn stored(api: &Api, caller: &TestCaller, name: &str) -> String {
     let body = json!({ "name": name, "value": VALUE, "metadata": { "team": "a" } });
     let made = api.call_as(caller, "POST", "/secrets", body).await;

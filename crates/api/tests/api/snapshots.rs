@@ -295,6 +295,7 @@ async fn unsupported_calls_are_refused_with_a_message() {
 async fn engines_are_listed_for_all_callers_and_failures_for_the_owner() {
     let api = Api::new();
     let reported = api.get("/engines").await.expect(200);
+    // The default engine of the tests is used although it reports that it is unusable.
     let engine = &reported.items()[0];
     assert_eq!(
         (&engine["name"], &engine["usable"], &engine["default"]),

@@ -21,6 +21,7 @@ fn snake(name: &str) -> String {
     text
 }
 
+/// Returns a name in `camelCase`.
 fn camel(name: &str) -> String {
     let mut parts = name.split('_');
     let first = parts.next().unwrap().to_owned();

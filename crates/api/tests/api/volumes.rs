@@ -26,6 +26,7 @@ impl VolumeMounter for FakeMounter {
     }
 }
 
+/// Creates a volume. Returns its id, and a caller with the token of the volume.
 async fn created(api: &Api, caller: &TestCaller, name: &str) -> (String, TestCaller) {
     let body = json!({ "name": name, "sizeMB": 4 });
     let made = api

@@ -36,14 +36,17 @@ fn row_of(id: &str, changes: Value, host: Option<&str>) -> Row {
     Row::new(&item)
 }
 
+/// Returns the row of a sandbox of a single host with these changed fields.
 fn row(id: &str, changes: Value) -> Row {
     row_of(id, changes, None)
 }
 
+/// Returns the row of a sandbox with a name.
 fn named(id: &str, name: &str) -> Row {
     row(id, json!({ "name": name }))
 }
 
+/// Returns a model of the table with these rows, ordered by name.
 fn model(rows: Vec<Row>) -> Model {
     let mut model = Model::new("", SortColumn::Name, false);
     model.header.server = "alpha".to_owned();
@@ -73,6 +76,7 @@ fn screen(model: &mut Model, width: u16, height: u16) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
+/// Returns the labels of all rows that match the filter, in order.
 fn labels(model: &Model) -> Vec<String> {
     model.all_shown().map(|(row, _)| row.label()).collect()
 }
@@ -89,7 +93,8 @@ fn set_text(model: &mut Model, lines: &[&str]) {
     view.set_text(lines.iter().map(|&line| line.to_owned()));
 }
 
-/// Presses the keys of a terminal's input. Returns their effects.
+/// Presses the keys of a terminal's input. Returns their effects. The inputs of some keys are `\r`
+/// (return), `\u{1b}` (escape), `\u{7f}` (backspace) and `\u{15}` (Ctrl-U).
 fn type_keys(model: &mut Model, input: &str) -> Vec<Effect> {
     let mut decoder = KeyDecoder::default();
     let mut keys = decoder.feed(input.as_bytes());

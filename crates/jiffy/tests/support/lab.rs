@@ -332,6 +332,7 @@ fn serve_dns(address: &str) {
             // 4.1).
             let end = answer[12..].iter().position(|b| *b == 0).unwrap() + 12 + 5;
             answer.truncate(end);
+            // The question ends with two bytes of type and two bytes of class.
             let below = |name: &[u8]| buffer[..length].windows(name.len()).any(|w| w == name);
             // Type of the record (1: A, 28: AAAA), and the address.
             let (kind, found): (u8, Vec<u8>) = if below(SIX) {

@@ -69,6 +69,7 @@ impl Lost {
         lost
     }
 
+    /// Sends a call of the owner of the sandboxes to a host.
     async fn call(&self, host: u32, method: &str, path: &str, body: Value) -> Answer {
         self.lab.call(host, &self.key, method, path, body).await
     }

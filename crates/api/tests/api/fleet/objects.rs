@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Three members. The second one has a template and a function of `key`, and the third one a
-/// template of the host.
+/// Three members. The second one has a template and a function of a key, and the third one a
+/// template of the host. Also returns the key and its id.
 async fn lab() -> (Lab, TestCaller, String) {
     let lab = Lab::start(3).await;
     let (caller, key) = lab.key(Scope::Create);
@@ -30,6 +30,7 @@ async fn lab() -> (Lab, TestCaller, String) {
     (lab, caller, owner)
 }
 
+/// Returns this field of each item of a list.
 fn names(answer: &Answer, field: &str) -> Vec<String> {
     let name = |item: &Value| item[field].as_str().unwrap().to_owned();
     answer.items().iter().map(name).collect()

@@ -17,6 +17,7 @@ async fn operate(lab: &Lab, through: u32, host: &str, action: &str) -> crate::su
         .await
 }
 
+/// Takes a snapshot through a member, and returns its id.
 async fn snapshot(lab: &Lab, through: u32, key: &TestCaller, id: &str) -> String {
     let path = format!("/sandboxes/{id}/snapshots");
     let taken = lab.call(through, key, "POST", &path, json!({})).await;

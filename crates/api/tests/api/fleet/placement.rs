@@ -8,6 +8,7 @@ use jiffy_fleet_core::HostStatus;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
+/// Returns the status of a host with this free memory that reports the template `base`.
 fn with_template(lab: &Lab, free_memory_mib: u32) -> HostStatus {
     HostStatus {
         templates: vec![lab.template_hash("base")],

@@ -128,10 +128,12 @@ impl Answer {
         self.headers.get(name).map(|v| v.to_str().unwrap())
     }
 
+    /// Returns the items of a list.
     pub fn items(&self) -> &Vec<Value> {
         self.body.as_array().unwrap()
     }
 
+    /// Returns the ids of a list of sandboxes.
     pub fn ids(&self) -> Vec<String> {
         let id = |item: &Value| item["sandboxID"].as_str().unwrap().to_owned();
         self.items().iter().map(id).collect()

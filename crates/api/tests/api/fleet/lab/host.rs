@@ -30,6 +30,8 @@ impl Host for TestHost {
         let failed = |sandbox, reason| ReconcileError { sandbox, reason };
         let sandboxes = self.0.lock().unwrap().clone();
         let sandboxes = sandboxes.ok_or_else(|| failed(String::new(), "starting".to_owned()))?;
+        // In a later epoch, other hosts may have killed sandboxes that were never stored, so these
+        // are compared, too.
         let reconciled = sandboxes.reconcile_heads(owner.epoch > Epoch(1)).await;
         reconciled.map_err(|(id, e)| failed(id, e.to_string()))
     }
