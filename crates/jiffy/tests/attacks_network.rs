@@ -2,7 +2,8 @@
 //! DNS as a way out.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
+//! each is assigned to one guest. Inside, each guest has the address 169.254.0.21, and its gateway
+//! and name server have the address 169.254.0.22.
 
 use crate::support::lab::{HOST, RESOLVER, with_lab};
 use crate::support::network_probe::{clean, create, networked, python, reach, root_python};

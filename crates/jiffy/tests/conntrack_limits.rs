@@ -48,8 +48,8 @@ print(answered)
 fn host_entries_outlive_slot_entries_and_are_removed_with_the_sandbox() {
     networked(&["--connections", "64"], |test_home, _| {
         let (id, other) = (test_home.ok(&["create"]), test_home.ok(&["create"]));
-        // A reset whose TTL ends at the slot closes the connection in the slot's table, but does
-        // not reach the host's table.
+        // A TCP reset (RST) whose TTL ends at the slot closes the connection in the slot's table,
+        // but does not reach the host's table.
         let program = r#"
 import struct
 # The same for resets in answer to later packets.

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 #[jiffy_test]
 fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {
     let test_home = TestHome::new();
+    // The exit code 3 reports that no daemon runs.
     let stopped = test_home.call(&["daemon", "status"]);
     assert_eq!(
         (stopped.code, stopped.stdout.trim()),
@@ -250,6 +251,7 @@ fn random_operations_under_a_killed_daemon_end_with_nothing_wedged_lost_or_left_
         });
     }
     let done = done.load(Ordering::Relaxed);
+    // Four rounds with three clients make at most 96 calls, of which many are interrupted.
     assert!(done > 20, "only {done} calls of 96 were done");
     let all = test_home.json(&["ls"]);
     let all = all.as_array().unwrap();

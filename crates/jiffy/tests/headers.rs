@@ -390,6 +390,7 @@ fn check_identity(test_home: &TestHome, log: &Path) {
         assert_eq!(status, "200");
         let claims = claims(test_home, log);
         assert_eq!(claims["sub"], subject(sandbox));
+        // The token is valid for five minutes.
         assert_eq!(
             claims["exp"].as_u64().unwrap() - claims["iat"].as_u64().unwrap(),
             300

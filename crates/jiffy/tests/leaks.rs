@@ -1,4 +1,7 @@
 //! Tests that the host's state is unchanged after sandboxes ended in different ways.
+//!
+//! Exit codes of `jiffy run`: 124 = the command timed out, 125 = Jiffy failed, for example because
+//! the VMM was killed.
 
 use crate::support::test_home::TestHome;
 use crate::support::{alive, finish, jiffy, read_until, vmm_of, wait_for};

@@ -50,6 +50,7 @@ fn twenty_guests_at_once_work() {
         let done = finish(child);
         assert_eq!(
             (done.code, done.stdout.trim()),
+            // 1 + ... + 1,000 is 500,500.
             (Some(0), (500_500 * i).to_string().as_str()),
             "{}",
             done.stderr

@@ -1,4 +1,8 @@
 //! Checks of rules by name and port, for the test of names in `network.rs`.
+//!
+//! The host's proxy accepts all connections to a port of such a rule (22). It resets a connection
+//! that no rule permits (`ConnectionResetError`). The firewall rejects connections to other ports
+//! (`ConnectionRefusedError`).
 
 use crate::network::GREET;
 use crate::support::network_probe::{call, python};

@@ -80,11 +80,13 @@ impl Member {
 
     /// Returns the address of a name, or the code of the answer.
     fn resolve(&self, name: &str) -> Result<Ipv4Addr, u8> {
+        // Id of the message, flag "recursion desired", and one question (RFC 1035 4.1.1).
         let mut question = b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00".to_vec();
         for label in name.split('.') {
             question.push(u8::try_from(label.len()).unwrap());
             question.extend(label.as_bytes());
         }
+        // End of the name, type A and class IN (RFC 1035 4.1.2).
         question.extend(b"\0\0\x01\0\x01");
         let answer = self.run(|| {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
@@ -125,6 +127,7 @@ fn is_connected(from: &Member, from_address: Ipv4Addr, listener: &TcpListener, t
 
 /// Returns an IPv4 packet with a UDP datagram to port 7.
 fn datagram(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+    // Header without options (RFC 791). Bytes 10 and 11 receive the checksum.
     let mut packet = vec![0x45, 0, 0, 32, 0, 77, 0, 0, 64, 17, 0, 0];
     packet.extend(from.octets());
     packet.extend(to.octets());
@@ -134,6 +137,7 @@ fn datagram(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
     let sum: u32 = words.sum();
     let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
     packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    // UDP header: ports 5000 and 7, 12 bytes, no checksum.
     packet.extend([0x13, 0x88, 0, 7, 0, 12, 0, 0]);
     packet.extend(b"raw!");
     packet
@@ -151,6 +155,7 @@ fn send_raw(from: &Member, frames: &[Vec<u8>]) {
         .unwrap();
         let index = nix::net::if_::if_nametoindex("eth0").unwrap();
         let mut link = [0_u8; 20];
+        // Address family AF_PACKET, protocol IPv4 and device (packet(7)).
         link[..2].copy_from_slice(&17_u16.to_ne_bytes());
         link[2..4].copy_from_slice(&0x0800_u16.to_be_bytes());
         link[4..8].copy_from_slice(&index.to_ne_bytes());

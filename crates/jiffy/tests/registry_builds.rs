@@ -74,6 +74,7 @@ fn stages_with_pip_and_npm_are_built_and_rebuilt_from_the_cache() {
     let began = Instant::now();
     let second = project.built("app", &[]);
     let took = began.elapsed();
+    // Each `COPY`, `WORKDIR` and `RUN` is a step.
     assert_eq!(cached(&second), 7, "{second:?}");
     assert!(took < Duration::from_secs(2), "{took:?}");
 }
@@ -197,6 +198,7 @@ fn a_dockerfile_is_based_on_a_registry_image_and_copies_from_it() {
     project.file("Dockerfile", &taken);
     project.built("thick", &[]);
     assert_eq!(project.run("thick", "cat /said"), " in a step");
+    // The steps are `COPY` and `RUN`.
     assert_eq!(cached(&project.built("thick", &[])), 2);
 
     project.file("Dockerfile", &format!("FROM {at}/nothing:1\n"));
@@ -245,12 +247,14 @@ fn an_image_on_demand_is_imported_once_and_removed_when_unused() {
     assert_eq!(done.stdout, "from a registry in a run\n");
     assert_eq!(version(), Some(first));
     let found = test_home.call(&[&run[..], &["/nothing"]].concat());
+    // 127 = the image has no such program.
     assert_eq!(found.code, Some(127), "{found:?}");
     // The two sandboxes of `jiffy create` remain.
     wait_for("the sandboxes of runs to be removed", || {
         let remaining = test_home.json(&["ls"]);
         (remaining.as_array().unwrap().len() == 2).then_some(())
     });
+    // Only a daemon imports images.
     let unable = test_home.call(&["run", "--no-daemon", "--image", &image, "--", "/app"]);
     assert_eq!(unable.code, Some(2), "{unable:?}");
     let missing = format!("{at}/nothing:1");

@@ -76,6 +76,7 @@ fn every_command_does_the_same_over_the_network_as_over_the_socket() {
 fn streams(remote: &Remote, calls: impl Fn(&[&str]) -> std::process::Command) {
     let run = |args: &[&str]| finish(calls(args).spawn().unwrap());
     let id = run(&["create"]).stdout.trim_end().to_owned();
+    // All ids of sandboxes have 20 characters.
     assert_eq!(id.len(), 20);
     let exec = |script: &str| run(&["exec", &id, "--", "sh", "-c", script]);
     assert_eq!(exec("echo no >&2; exit 7").code, Some(7));

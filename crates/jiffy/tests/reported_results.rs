@@ -62,6 +62,7 @@ fn a_second_interrupt_ends_the_command_in_a_sandbox_that_stays(test_home: &TestH
     assert!(!is_gone(test_home, id, &pid));
     interrupt(&child);
     let done = finish(child);
+    // 128 + SIGINT.
     assert_eq!(done.code, Some(130), "{done:?}");
     assert!(
         is_gone(test_home, id, &pid),
@@ -76,6 +77,7 @@ fn a_command_whose_output_has_no_reader_ends(test_home: &TestHome, id: &str) {
         read_until(&mut stdout, "1\n");
         drop(stdout);
         let done = finish(child);
+        // 128 + SIGPIPE.
         assert_eq!(done.code, Some(141), "{done:?}");
         wait_for("the end of a command without a reader", || {
             is_gone(test_home, id, &pid).then_some(())

@@ -230,7 +230,7 @@ fn hide(programs: &[&str]) {
 /// Assigns a range of subordinate user and group ids to the user.
 fn subordinate(uid: u32) {
     let file = Path::new("/run/subordinate");
-    // The last id of each user has 32 bits.
+    // The ids of all users of tests fit into 32 bits.
     let first = 100_000 + (uid - FIRST_USER) * 65_536;
     fs::write(file, format!("{uid}:{first}:65536\n")).unwrap();
     for path in ["/etc/subuid", "/etc/subgid"] {

@@ -84,11 +84,13 @@ fn a_sandbox_is_forked_rolled_back_paused_and_resumed() {
     for (i, text) in seen.iter().enumerate() {
         assert!(text.starts_with("two\n"), "{text}");
         assert!(text.contains(&children[i]));
+        // Returns the number of children with the same line, including this child.
         let unlike = |n: usize| {
             seen.iter()
                 .filter(|o| o.lines().nth(n) == text.lines().nth(n))
                 .count()
         };
+        // Machine id and random UUID are different in each child.
         assert_eq!((unlike(1), unlike(2)), (1, 1), "{seen:?}");
     }
     test_home.ok(&["promote", &children[1]]);

@@ -19,7 +19,7 @@ const STRACE: &str = "/usr/bin/strace";
 /// A low limit, so that requests have to wait.
 const LIMITS: [&str; 2] = ["--disk-mbps", "50"];
 
-/// Last action of a guest: unbinds its devices and exits.
+/// Last action of a guest: unbinds its devices and restarts (`RB_AUTOBOOT`), which ends the VMM.
 const LEAVE: &str = r#"
 import ctypes, glob
 for name in "virtio_net", "virtio_balloon", "virtio_rng", "vmw_vsock_virtio_transport":

@@ -1,4 +1,6 @@
 //! Tests that interrupts, broken pipes and terminals behave like for a local command.
+//!
+//! A command that is ended by a signal has the exit code 128 + the number of the signal.
 
 use crate::support::{alive, finish, jiffy, read_until, vmm_of, wait_for};
 use jiffy_test_attributes::jiffy_test;

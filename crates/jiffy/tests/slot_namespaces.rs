@@ -156,6 +156,7 @@ fn remains_of_a_crash_are_removed_or_avoided() {
         assert_eq!(network.range().to_string(), "198.18.0.0/28");
         let lease = runtime.block_on(network.take(NicKind::Tap)).unwrap();
         wait_for("a second slot", || {
+            // The slot of `lease`, and one that is created in advance.
             (names(DIRECTORY).len() == 2).then_some(())
         });
         let name = |number: u32| {
@@ -170,6 +171,7 @@ fn remains_of_a_crash_are_removed_or_avoided() {
         run("mount", &["--bind", "/proc/self/ns/net", &third]);
         run("mount", &["--bind", "/proc/self/ns/net", &third]);
         ip(&format!("link add {} type veth peer name other", name(4)));
+        // The namespace of a guest's interface has the suffix `g`.
         fs::write(format!("{}g", path(5).display()), "").unwrap();
         fs::create_dir(path(6)).unwrap();
         fs::write(path(6).join("theirs"), "").unwrap();

@@ -174,6 +174,7 @@ async fn repeated_snapshots_make_a_lineage_to_roll_back_in() {
         );
         vm.stop().await;
     }
+    // A lineage contains a snapshot and all snapshots that it is based on, oldest first.
     let lineage = fixture.store.lineage("g5").unwrap();
     lineage.snapshots()[5].write_checksums().unwrap();
     let verdict = lineage.snapshots()[5].verify().unwrap();
@@ -248,6 +249,7 @@ async fn a_failed_publication_of_a_snapshot_does_not_affect_the_next_snapshot() 
         sh(&vm, &format!("echo {id} > $HOME/state")).await;
         sh(&vm, "head -c 100000000 /dev/urandom > /dev/shm/x").await;
         let place = fixture.store.root().join(id);
+        // A snapshot is written to a directory `.draft...`, which is renamed at the end.
         let drafts = || {
             let names = std::fs::read_dir(fixture.store.root()).unwrap().flatten();
             names

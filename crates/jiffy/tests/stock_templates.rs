@@ -169,6 +169,7 @@ fn a_page_is_loaded_read_and_drawn_through_the_gateway() {
         "Runtime.evaluate",
         &json!({ "expression": pixel, "awaitPromise": true }),
     );
+    // Width of the image, and red, green, blue and alpha of a pixel.
     assert_eq!(drawn["result"]["value"], "1280,0,0,255,255", "{drawn}");
 }
 

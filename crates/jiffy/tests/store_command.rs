@@ -174,6 +174,7 @@ async fn test_all_commands(host: &Host) {
     let dry = host.json(&["gc", "--dry-run", "--grace", "0"]);
     assert_eq!(dry["removed"], 0);
     let before = host.files("packs").len();
+    // The first collection condemns unneeded objects. The second one removes them.
     let first = host.json(&["gc", "--grace", "0"]);
     assert_eq!(
         (&first["removed"], &first["repacked"]),

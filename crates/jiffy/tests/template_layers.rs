@@ -277,7 +277,8 @@ fn eight_stacked_builds_keep_the_changes_of_each() {
         let details = test_home.json(&["template", "inspect", name]);
         details["images"].as_array().unwrap().len()
     };
-    // A template has at most six images. At this maximum, a build merges all but the lowest.
+    // A template has at most six images. At this maximum, a build merges all but the lowest. Each
+    // later build adds one image.
     assert_eq!(images("high-5"), 6);
     assert_eq!(images("high-6"), 2);
     assert_eq!(images("high-8"), 4);

@@ -1,4 +1,8 @@
 //! `jiffy top` on a pseudo terminal: the live table, its keys, and the mode of the terminal.
+//!
+//! Keys: `g` selects the first row, `p` pauses, Enter shows details, `q` leaves a view or the
+//! program, `K` kills after `y` and not after `n`, `y` copies the command of the next key, and `s`
+//! starts a shell.
 
 use crate::support::jiffy;
 use crate::support::remote::Remote;
@@ -118,6 +122,7 @@ fn assert_restored(terminal: &Terminal) {
     assert_eq!(mode.input_flags, fresh.input_flags);
     assert_eq!(mode.output_flags, fresh.output_flags);
     let output = String::from_utf8_lossy(&terminal.output);
+    // Alternate screen, bracketed paste and hidden cursor: each is switched off again.
     for (on, off) in [
         ("\u{1b}[?1049h", "\u{1b}[?1049l"),
         ("\u{1b}[?2004h", "\u{1b}[?2004l"),

@@ -1,5 +1,6 @@
 //! Tests for uploads of snapshots to the shared store. A *pack* is an object of the store with
-//! chunks of snapshots.
+//! chunks of snapshots. A *name* is an object that assigns a snapshot of the store to the id of a
+//! snapshot.
 
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;

@@ -66,6 +66,7 @@ fn resolve() -> Option<Ipv4Addr> {
     let mut answer = [0; 512];
     let length = socket.recv(&mut answer).unwrap();
     let address = &answer[question.len()..length];
+    // The record starts with its name (a pointer), type, class, validity and length: 12 bytes.
     let address: [u8; 4] = address.get(12..16)?.try_into().ok()?;
     Some(address.into())
 }

@@ -1,6 +1,9 @@
 //! Volumes that sandboxes mount.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
+//!
+//! The *server* of a volume is the process that performs file operations of all sandboxes with this
+//! volume.
 
 use crate::support::test_home::TestHome;
 use crate::support::{alive, network_probe, wait_for};

@@ -45,6 +45,7 @@ pub fn direct_requests(daemon: &FunctionDaemon) {
     for _ in 0..3 {
         let answer = retained.get("/path").unwrap();
         assert_eq!((answer.status, answer.text().as_str()), (200, "direct"));
+        // The daemon assigns its own id, and ignores the client's id `mine`.
         assert_eq!(answer.header("x-request-id").unwrap().len(), 32);
     }
     let unknown = (404, "function_not_found".to_owned());

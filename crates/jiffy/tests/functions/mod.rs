@@ -31,6 +31,8 @@ const PROBE: &[u8] = include_bytes!("../../../function-runtime/tests/guests/prob
 /// Returns a module of jiffy-core/1 that answers every request with `text`.
 fn constant(text: &str) -> Vec<u8> {
     let message = format!("200\\n\\n{text}");
+    // An answer starts with its status and an empty list of headers: `200` and two line breaks are
+    // five bytes.
     let length = text.len() + 5;
     wat::parse_str(format!(
         r#"(module (memory (export "memory") 1) (data (i32.const 0) "{message}")
@@ -167,6 +169,7 @@ fn commands_and_versions(daemon: &FunctionDaemon) {
         .iter()
         .map(|v| &v["version"])
         .collect();
+    // The five newest versions are retained.
     assert_eq!(numbers, [6, 5, 4, 3, 2]);
     remote.ok(&["function", "rollback", "hello"]);
     assert_eq!(remote.ok(&["function", "invoke", "hello"]), "hello 5");

@@ -129,6 +129,7 @@ fn programs_trust_the_authorities_of_the_host_and_of_the_sandbox_and_templates_c
             assert_eq!(test_home.sh(&built, "cat /fetched"), HELLO);
             assert_eq!(company.curl(&built, HOSTS), UNTRUSTED);
             let pem = fs::read_to_string(&company.hosts).unwrap();
+            // A line in the middle of the certificate, which occurs in every copy.
             let line = pem.lines().nth(2).unwrap();
             let found =
                 format!("sudo grep -rlF '{line}' /etc /usr/local /copied /opt; test $? = 1");
@@ -212,6 +213,8 @@ fn a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none() {
             assert_eq!(test_home.sh(&none, &format!("{found}; true")), "0\n0");
             let own = test_home.ok(&["create", "-e", "http_proxy=http://mine:1"]);
             let output = test_home.sh(&own, &format!("printenv http_proxy; {found}; true"));
+            // The caller's `http_proxy`, and the host's `https_proxy` and `no_proxy` in both
+            // spellings. A caller's proxy disables the host's settings for apt.
             assert_eq!(output, "http://mine:1\n5\n0");
             // Lists contain no certificates and no passwords.
             let listed = test_home.ok(&["ls", "--json"]);

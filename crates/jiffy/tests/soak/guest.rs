@@ -10,7 +10,7 @@ pub const PORT: u16 = 8100;
 /// A number is stored in 2,048 pages of memory and 256 blocks of a synced file, each with the
 /// number and its position. One thread serves the requests sequentially, so that no answer shows an
 /// incomplete write. A number that is not newer than the last one arrived late, from before a
-/// pause, and is ignored.
+/// pause, and is ignored. The status 599 reports an error of the program itself.
 pub const SERVER: &str = r#"
 import json, mmap, os, socket, struct, sys
 PORT, PAGES, BLOCKS = 8100, 2048, 256
@@ -25,6 +25,8 @@ def write(n):
     os.pwrite(disk, b''.join(page(n, i) for i in range(BLOCKS)), 0)
     os.fsync(disk)
     current = n
+# Returns `[number, length]` for each run of blocks with the same number. A damaged block `i` has
+# the number `-1 - i`.
 def runs(data, count):
     found = []
     for i in range(count):

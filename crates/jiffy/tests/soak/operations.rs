@@ -33,7 +33,7 @@ impl LockedSandbox<'_> {
     }
 
     /// Determines the state of a sandbox after a failed call, and checks that the failure has a
-    /// known reason.
+    /// known reason: a killed process, or a lack of capacity.
     pub fn check_failure(
         &mut self,
         before: KillCount,
@@ -155,7 +155,8 @@ impl LockedSandbox<'_> {
         refused.then_some(()).ok_or("a paused guest wrote".into())
     }
 
-    /// Takes a snapshot that is acknowledged at the stage `ack`: captured or stored.
+    /// Takes a snapshot that is acknowledged at the stage `ack`: `captured` when the guest's state
+    /// is captured but not yet written, or `stored`.
     pub fn snapshot(&mut self, ack: &str) -> Result<(), String> {
         let before = self.soak.kill_count();
         let hits = self.sandbox.hits.load(SeqCst);

@@ -98,6 +98,7 @@ pub fn from_snapshot(
 }
 
 /// Returns the sandbox in an answer, or the sandbox that was created although the answer was lost.
+/// Its metadata contains `tag`.
 fn adopted(soak: &SoakModel, reply: &Reply, tag: &str) -> Result<Option<String>, String> {
     let id = match reply {
         Reply::Answered(201, body) => body["sandboxID"].clone(),
