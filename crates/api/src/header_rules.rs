@@ -2,6 +2,9 @@
 //! requests of a sandbox to one host. The proxy of the host adds the header outside of the guest,
 //! which never has the secret. To do so, it terminates TLS with a certificate authority that only
 //! this sandbox trusts.
+//!
+//! An *identity token* is a JSON Web Token by which other services recognise a sandbox. A header
+//! rule can add it like a secret.
 
 use crate::app::App;
 use crate::error::ApiError;

@@ -1,6 +1,8 @@
 //! Traits through which the control plane uses other components: templates, functions, preview
 //! links (signed addresses of ports) and ports. The daemon provides the implementations, so that
 //! this crate does not depend on them.
+//!
+//! A *stock template* is a template whose recipe Jiffy contains.
 
 use axum::extract::Request;
 use axum::response::Response;

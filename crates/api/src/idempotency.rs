@@ -135,7 +135,8 @@ impl ReplayCaches {
                     return Err(key_reused());
                 }
                 Some(slot) => (None, slot.answer.clone()),
-                // Without a slot, a repetition of this request would create a second sandbox.
+                // Without a slot, the place of a request and its response in the cache, a
+                // repetition of this request would create a second sandbox.
                 None if cache.order.len() >= MAX_REPLAYS => return Err(too_many()),
                 None => {
                     let (sender, answer) = watch::channel(None);

@@ -1,4 +1,7 @@
 //! Routes of the API: each path and method with its handler.
+//!
+//! A *router* of axum assigns handlers to paths and methods. A *layer* runs before and after the
+//! handlers of a router.
 
 mod audit;
 mod builds;

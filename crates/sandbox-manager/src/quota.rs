@@ -1,10 +1,11 @@
 //! Interface to the quotas of owners (API keys) for operations on sandboxes and templates. The
 //! crate that manages keys implements it.
 //!
-//! An operation reserves the maximum that it may need before it starts. It holds the permit until
-//! its result counts as usage ([`crate::OwnerUsage`], and the records of the template builder).
-//! Thus an owner never exceeds the quota, however many operations are in flight. After a crash
-//! nothing is counted twice, since reservations are lost and only existing resources count.
+//! An operation reserves the maximum that it may need before it starts. It holds the permit, which
+//! is the reservation, until its result counts as usage ([`crate::OwnerUsage`], and the records of
+//! the template builder). Thus an owner never exceeds the quota, however many operations are in
+//! flight. After a crash nothing is counted twice, since reservations are lost and only existing
+//! resources count.
 
 use std::fmt::Debug;
 use std::future::Future;

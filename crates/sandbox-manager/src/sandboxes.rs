@@ -12,7 +12,8 @@
 //! The *journal* is the database of the daemon with the records of sandboxes and snapshots. The
 //! *warm pool* has guests that were started in advance and wait for a create.
 //!
-//! A daemon *adopts* the guests that continued to run while no daemon ran.
+//! A daemon *adopts* the guests that continued to run while no daemon ran. The *head* of a sandbox
+//! is the record in the store that decides which host of a fleet may run the sandbox.
 
 mod adopt;
 mod build_steps;

@@ -2,6 +2,10 @@
 //!
 //! A *captured* snapshot is acknowledged to its client, but its files are not complete yet: its
 //! record is `storing`.
+//!
+//! The *fingerprint* of the snapshot of a template or build step is a hash of everything that
+//! determines its guests. The *lineage* of a sandbox consists of all sandboxes and snapshots that
+//! are connected with it.
 
 use crate::lineage_record::PrunedAncestors;
 use crate::store_copies::StoreCopies;

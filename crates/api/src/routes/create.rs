@@ -91,7 +91,7 @@ async fn create_once(
     reject_unsupported(&request, selects_host)?;
     crate::fleet::scope::check(&request)?;
     let requested_size = (request.cpu_count, request.memory_mb, request.disk_size_mb);
-    // `_held` pins a fetched snapshot until the sandbox is created.
+    // `_held` protects a fetched snapshot from garbage collection until the sandbox is created.
     let (origin, _held) = app.origin_or_fetched(caller, &request.template_id).await?;
     let engine = match &origin {
         Origin::Snapshot(snapshot) => Some(snapshot.engine().to_owned()),

@@ -1,4 +1,7 @@
 //! Calls on snapshots: taking, listing and describing them.
+//!
+//! A *captured* snapshot is acknowledged to its client when its memory is frozen; its files are
+//! completed in the background.
 
 use crate::app::App;
 use crate::body::Optional;

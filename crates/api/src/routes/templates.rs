@@ -1,4 +1,7 @@
 //! Calls on templates, and on teams, which older clients require.
+//!
+//! A *stock template* is a template whose recipe Jiffy contains. The *warm pool* has guests that
+//! were started in advance and wait for a create.
 
 use super::builds;
 use crate::app::App;

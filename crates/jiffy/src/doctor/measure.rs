@@ -237,7 +237,8 @@ async fn measure_alternately(
     })
 }
 
-/// Returns the milliseconds to the agent's greeting and to the exit of `true`, and the guest.
+/// Returns the milliseconds to the agent's greeting (its first message) and to the exit of `true`,
+/// and the guest.
 async fn time_to_first_exec<G>(
     restore: impl Future<Output = anyhow::Result<G>>,
     agent: impl FnOnce(&G) -> AgentClient,

@@ -207,7 +207,7 @@ fn bytes(count: Option<u64>) -> String {
 }
 
 impl Connection {
-    /// Returns the verdict and its reason.
+    /// Returns whether the host allowed or refused the connection, and the reason.
     fn verdict(&self) -> String {
         match &self.reason {
             Some(reason) => format!("{} ({reason})", self.verdict),

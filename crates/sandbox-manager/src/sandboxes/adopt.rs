@@ -2,6 +2,8 @@
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.
+//!
+//! The *warm pool* has guests that were started in advance and wait for a create.
 
 use super::recover::Orphan;
 use super::{OperationError, Sandboxes};

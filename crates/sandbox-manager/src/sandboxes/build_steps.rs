@@ -64,7 +64,8 @@ impl BuildSteps<'_> {
                 let sandbox = entry.allow(SandboxOperation::Snapshot, "snapshot")?;
                 let guest = entry.running(SandboxOperation::Snapshot, "snapshot")?;
                 let draft = Snapshot {
-                    // The key of the step is the fingerprint by which the index finds the snapshot.
+                    // The key of the step, a hash of all its inputs, is the fingerprint by which
+                    // the index finds the snapshot.
                     fingerprint: key,
                     retained: true,
                     ..this.snapshots().draft(

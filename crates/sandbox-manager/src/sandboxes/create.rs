@@ -178,7 +178,7 @@ impl Sandboxes {
                 };
                 let new = self.register(reservation, new)?;
                 // Marks the snapshot and its ancestors before the restore, which passes the marks
-                // on to the fetcher.
+                // on to the fetcher, the process that downloads missing memory.
                 let requested = match spec.prefetch {
                     Prefetch::All => {
                         let files = self.0.snapshot_engines.files_of(&snapshot.id);

@@ -2,6 +2,8 @@
 //!
 //! All children start from one snapshot of the parent. Each receives its own identity (id, host
 //! name, entropy, clock).
+//!
+//! A *pin* protects a snapshot from garbage collection.
 
 use super::create::NewSandboxEntry;
 use super::take_snapshot::SnapshotKind;

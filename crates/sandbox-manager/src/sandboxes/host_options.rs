@@ -2,6 +2,9 @@
 //!
 //! The *warm pool* has guests that were started in advance and wait for a create. A *fold* merges
 //! the files of a removed snapshot into the files of its child.
+//!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox. A *tenant* is an owner of snapshots in the store.
 
 use crate::VolumeMounter;
 use crate::admission::{HostLimits, HostReader};

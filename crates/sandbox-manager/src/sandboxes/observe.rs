@@ -1,6 +1,8 @@
 //! Metrics of this host, and observation of single sandboxes: usage, process, console, connections.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
+//!
+//! The *warm pool* has guests that were started in advance and wait for a create.
 
 mod processes;
 

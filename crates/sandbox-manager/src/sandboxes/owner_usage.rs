@@ -1,5 +1,8 @@
 //! [`OwnerBudgets`]: usage of each owner's sandboxes and snapshots, and reservations in the owner's
 //! quota before an operation.
+//!
+//! A *permit* is a reservation in a quota, which ends when the permit is dropped. A *draft* is a
+//! snapshot that its engine has not published yet.
 
 use super::{OperationError, SandboxIndex, Sandboxes, SandboxesInner};
 use crate::quota::{OwnerQuota, QuotaAmount, QuotaPermit, QuotaRequest};

@@ -1,5 +1,9 @@
 //! [`SnapshotIndex`]: the records of all snapshots of a host in memory, with indexes. The catalog
 //! (`snapshot_catalog.rs`) locks it.
+//!
+//! A *captured* snapshot is acknowledged to its client, but its files are not complete yet. The
+//! *fingerprint* of the snapshot of a template or build step is a hash of everything that
+//! determines its guests.
 
 use super::id_groups::{IdGroups, sort_by_text};
 use super::list_order::{ListOrder, ListedSnapshots, SharedPosition};

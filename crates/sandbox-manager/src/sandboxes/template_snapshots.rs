@@ -4,6 +4,9 @@
 //!
 //! The *site* is the network in which the sandboxes run. Its settings are certificate authorities
 //! and a proxy.
+//!
+//! A *pin* protects a snapshot from garbage collection. A *retired* snapshot is not used for new
+//! sandboxes. The *identity* of a guest consists of its id, host name, entropy and clock.
 
 mod retirement;
 

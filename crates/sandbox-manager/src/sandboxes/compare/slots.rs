@@ -39,7 +39,7 @@ impl Drop for ComparisonSlot {
 }
 
 impl ComparisonSlots {
-    /// Takes a slot.
+    /// Takes a slot, which counts as a comparison in flight until it is dropped.
     ///
     /// # Errors
     /// Fails if too many comparisons are in flight.

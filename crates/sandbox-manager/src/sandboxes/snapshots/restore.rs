@@ -1,6 +1,8 @@
 //! Restores guests from snapshots. Damaged files are fetched again from the store, if possible.
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//!
+//! The *identity* of a guest consists of its id, host name, entropy and clock.
 
 use super::Snapshots;
 use crate::operation_error::OperationError;

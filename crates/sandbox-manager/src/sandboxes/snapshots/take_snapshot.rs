@@ -3,6 +3,10 @@
 //! The `op_lock` of a sandbox serialises the operations on it. The *journal* is the database of the
 //! daemon with the records of sandboxes and snapshots. An *intent* is the journal's record of a
 //! snapshot that is not complete. A *retraction* is the removal of a copy from a store.
+//!
+//! A *draft* is a snapshot that its engine has not published yet. A *pin* protects a snapshot from
+//! garbage collection. A *fold* merges the files of a removed snapshot into the files of its child.
+//! A *captured* snapshot is acknowledged to its client, but its files are not complete yet.
 
 use crate::journal::JournalChange;
 use crate::quota::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest};

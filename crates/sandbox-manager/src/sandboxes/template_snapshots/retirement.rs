@@ -3,6 +3,8 @@
 //! removes it.
 //!
 //! The *warm pool* has guests that were started in advance and wait for a create.
+//!
+//! The *fingerprint* of a template and size is a hash of everything that determines their guests.
 
 use super::TemplateSnapshots;
 use crate::snapshot::Snapshot;

@@ -3,6 +3,9 @@
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
 //! the sandbox.
+//!
+//! A *tenant* is an owner of snapshots in the store. A *layer* is the part of a memory or disk that
+//! one snapshot stores. A *stock template* is a template whose recipe Jiffy contains.
 
 use crate::snapshot::Snapshot;
 use crate::store_copies::StoreRetraction;
