@@ -1,6 +1,9 @@
 //! Drain of a host, before it is removed or maintained. The host gives up its paused sandboxes
 //! whose state is in the store, so that other hosts can resume them. Running ones are paused on
 //! request.
+//!
+//! A *member* is a host of the fleet. The *coordinator* is the member that selects the hosts of new
+//! sandboxes and declares silent members dead.
 
 use super::forward::{BufferedCall, Purpose};
 use super::lost::is_draining;

@@ -8,6 +8,9 @@
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
 //! the sandbox. The *home* is the host that has its files. A *draining* host receives no new
 //! sandboxes, and gives up its stored ones.
+//!
+//! A *member* is a host of the fleet. The *coordinator* is the member that selects the hosts of new
+//! sandboxes and declares silent members dead.
 
 mod tasks;
 

@@ -6,6 +6,9 @@
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
 //! the sandbox.
+//!
+//! A *draining* host receives no new sandboxes, and gives up its stored ones: other hosts may
+//! resume them.
 
 use super::lost::LostSandbox;
 use super::route::{buffer, is_resume};

@@ -5,6 +5,8 @@
 //! same template on all members, also on members that have another template of this name.
 //!
 //! A *member* is a host of the fleet.
+//!
+//! The *tables* of the fleet contain API keys and template names. Each member has a copy in memory.
 
 use super::Fleet;
 use crate::app::App;

@@ -6,6 +6,8 @@
 //! probe.
 //!
 //! A *member* is a host of the fleet.
+//!
+//! The *warm pool* of a template has guests that were started in advance and wait for a create.
 
 use super::forward::{Forwarded, Purpose};
 use crate::app::App;

@@ -8,6 +8,8 @@
 //!
 //! A *member* is a host of the fleet. A *row* is the entry of a sandbox or of a name in the
 //! coordinator's directory.
+//!
+//! The *tables* of the fleet contain API keys and template names. Each member has a copy in memory.
 
 use super::forward::BufferedCall;
 use super::scope::{self, Scope};
