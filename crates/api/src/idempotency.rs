@@ -38,7 +38,7 @@ impl Answer {
     }
 }
 
-/// Request that was received with an `Idempotency-Key`.
+/// Slot of the cache: a request that was received with an `Idempotency-Key`, and its response.
 #[derive(Debug)]
 struct ReplaySlot {
     /// Digest of the request.
@@ -135,8 +135,7 @@ impl ReplayCaches {
                     return Err(key_reused());
                 }
                 Some(slot) => (None, slot.answer.clone()),
-                // Without a slot, the place of a request and its response in the cache, a
-                // repetition of this request would create a second sandbox.
+                // Without a slot, a repetition of this request would create a second sandbox.
                 None if cache.order.len() >= MAX_REPLAYS => return Err(too_many()),
                 None => {
                     let (sender, answer) = watch::channel(None);

@@ -407,7 +407,8 @@ impl Sandboxes {
         self.0.pool.clear();
         let entries: Vec<_> = self.0.entries.lock().values().cloned().collect();
         for entry in entries.into_iter().filter(|e| e.guest().is_some()) {
-            // Remove the guest from the entry first, so that `watch` ignores the exit of the guest.
+            // Remove the guest from the entry first, so that the task of `watch` ignores the exit
+            // of the guest.
             entry.meter();
             if let Some(guest) = entry.replace_guest(None) {
                 guest.stop().await;

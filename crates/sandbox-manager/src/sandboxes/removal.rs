@@ -25,7 +25,8 @@ impl Sandboxes {
         let (this, entry) = (self.clone(), self.0.entry(id)?);
         self.perform("kill", &entry.id(), async move {
             this.expect_not_moved(&entry).await?;
-            // From now on `watch` and other operations leave the final state to this kill.
+            // From now on `watch`, the task that waits for the exit of the guest, and other
+            // operations leave the final state to this kill.
             entry.set_ending(true);
             // The guest is halted before `op_lock` is taken, so that an operation that waits for
             // this guest fails at once.

@@ -201,8 +201,8 @@ impl Sandboxes {
         requested_at: Instant,
         paused: Sandbox,
     ) -> Result<Option<Sandbox>, OperationError> {
-        // Remove the guest first, so that `watch` does not mark the sandbox as broken when the
-        // guest stops.
+        // Remove the guest first, so that `watch`, the task that waits for the exit of the guest,
+        // does not mark the sandbox as broken when the guest stops.
         entry.replace_guest(None);
         guest.stop().await;
         let snapshot = paused.snapshot.clone().unwrap_or_default();
