@@ -159,6 +159,8 @@ impl World {
         is_held || head.is_none_or(|head| matches!(head.state(), HeadState::Killed(_)))
     }
 
+    /// Resumes a sandbox on the host that its head names, or on any host, and lets the operation
+    /// end within 15 s.
     fn try_resume(&mut self, id: SandboxId) {
         let host = match self.store.head(id).map(|head| head.state()) {
             Some(HeadState::Running(owner)) => owner.member.0 as usize - 1,
@@ -265,6 +267,7 @@ mutants! {
 }
 
 impl Counts {
+    /// Adds the counts of another run.
     fn add(&mut self, other: &Self) {
         self.events += other.events;
         self.takeovers += other.takeovers;

@@ -36,6 +36,7 @@ struct Many {
 }
 
 impl Many {
+    /// Creates an API whose host has these templates.
     fn of(all: Vec<TemplateInfo>) -> Self {
         let api = crate::support::Api::new();
         let templates = Arc::new(FakeTemplates::of(all));

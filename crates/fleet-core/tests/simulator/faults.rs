@@ -293,6 +293,7 @@ impl World {
         }
     }
 
+    /// Resumes a paused sandbox of this host without a claim, within the share of the host.
     fn resume_locally(&mut self, host: usize, id: SandboxId) {
         let held = self.hosts[host].held[&id].clone();
         let key = self.owners[held.owner].0.clone();

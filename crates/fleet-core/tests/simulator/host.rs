@@ -140,6 +140,7 @@ impl Host {
 }
 
 impl World {
+    /// Starts a process of a host, if none runs. Its first input is an expired timer.
     pub fn start_process(&mut self, host: usize) {
         if self.hosts[host].member.is_some() {
             return;
@@ -199,6 +200,7 @@ impl World {
         entry.process += 1;
     }
 
+    /// Continues a stopped process: it handles the inputs that have arrived meanwhile.
     pub fn continue_process(&mut self, host: usize, process: u32) {
         let entry = &mut self.hosts[host];
         if entry.process != process || entry.member.is_none() || entry.stopped_until > self.now {
@@ -261,6 +263,7 @@ impl World {
         self.schedule(host);
     }
 
+    /// Passes an answer of the store to the state machine or operation that waits for it.
     fn answered(&mut self, host: usize, target: Target, answer: Answer) {
         let shard = |bytes: &[u8]| {
             ShardRecord::decode(bytes, &crate::samples::fleet(), ShardId(0)).unwrap()
@@ -307,6 +310,7 @@ impl World {
         );
     }
 
+    /// Passes an event to the state machine `Member`, and executes its effects.
     pub fn handle(&mut self, host: usize, event: Event) {
         let local = self.hosts[host].clock(self.now);
         let mut effects = Vec::new();
@@ -330,6 +334,7 @@ impl World {
         }
     }
 
+    /// Executes an effect. Some effects only change the counts, or are violations.
     fn perform_one(&mut self, host: usize, effect: Effect) {
         match effect {
             Effect::Send {

@@ -71,11 +71,13 @@ pub enum OperationEvent {
 }
 
 impl World {
+    /// Returns the number of a new operation of a host.
     pub fn operation_number(&mut self, host: usize) -> u64 {
         self.hosts[host].next_operation += 1;
         self.hosts[host].next_operation
     }
 
+    /// Requests the head of a sandbox for an operation.
     pub fn read_head(&mut self, host: usize, id: SandboxId, operation: u64) {
         let target = Target::Operation {
             id,
@@ -85,6 +87,7 @@ impl World {
         self.call(host, target, Key::Head(id), Request::Read);
     }
 
+    /// Starts a write of the head of a sandbox for an operation.
     fn write_head(&mut self, host: usize, id: SandboxId, operation: u64, write: HeadWrite) {
         let target = Target::Operation {
             id,
@@ -96,6 +99,8 @@ impl World {
         self.write(host, target, Key::Head(id), bytes, write.expected, number);
     }
 
+    /// Passes an answer of the store to an operation. `write` is the number of the write, or `None`
+    /// for a read. The answer is ignored if the operation has ended.
     pub fn operation_answered(
         &mut self,
         host: usize,
@@ -137,6 +142,7 @@ impl World {
         }
     }
 
+    /// Passes an event to an operation. The event is ignored if the operation has ended.
     pub fn operation_event(
         &mut self,
         host: usize,
@@ -219,6 +225,7 @@ impl World {
         }
     }
 
+    /// Passes an event to the state machine of a resume, and executes its effects.
     fn resume_event(&mut self, host: usize, id: SandboxId, event: ResumeEvent) {
         let mut effects = Vec::new();
         let entry = &mut self.hosts[host];
@@ -240,6 +247,7 @@ impl World {
         self.schedule_operation(host, id);
     }
 
+    /// Executes an effect of a resume.
     fn resume_effect(&mut self, host: usize, id: SandboxId, effect: ResumeEffect) {
         let Some(Operation::Resume {
             number,
@@ -302,6 +310,7 @@ impl World {
         }
     }
 
+    /// Passes an event to the state machine of a publish, and executes its effects.
     fn publish_event(&mut self, host: usize, id: SandboxId, event: PublishEvent) {
         let mut effects = Vec::new();
         let entry = &mut self.hosts[host];
@@ -313,6 +322,7 @@ impl World {
         self.schedule_operation(host, id);
     }
 
+    /// Executes the effects of a publish.
     pub fn publish_effects(&mut self, host: usize, id: SandboxId, effects: Vec<PublishEffect>) {
         for effect in effects {
             let Some(&Operation::Publish {
@@ -372,6 +382,7 @@ impl World {
         }
     }
 
+    /// Passes an event to the state machine of an update, and executes its effects.
     fn update_event(&mut self, host: usize, id: SandboxId, event: UpdateEvent) {
         let mut effects = Vec::new();
         let entry = &mut self.hosts[host];
@@ -386,6 +397,7 @@ impl World {
         self.schedule_operation(host, id);
     }
 
+    /// Executes an effect of an update.
     fn update_effect(&mut self, host: usize, id: SandboxId, effect: UpdateEffect) {
         let Some(&Operation::Update {
             number, purpose, ..

@@ -91,6 +91,7 @@ fn version(number: u64) -> Version {
 }
 
 impl Store {
+    /// Stores a record before the simulation starts.
     pub fn create(&mut self, key: Key, bytes: Vec<u8>) {
         self.next_version += 1;
         let version = self.next_version;
@@ -115,6 +116,7 @@ impl Store {
         Some(Head::decode(&stored.bytes, id).unwrap())
     }
 
+    /// Returns all heads with their versions.
     pub fn heads(&self) -> Vec<(Head, Version)> {
         let heads = self.records.iter().filter_map(|(key, stored)| match key {
             Key::Head(id) => Some((
@@ -174,6 +176,8 @@ impl Store {
         }
     }
 
+    /// Records what a new record of the shard changes: terms, verdicts, and members that have
+    /// returned. Returns a violation if a verdict came within the grace period of a term.
     fn shard_replaced(&mut self, now: u64, former: &[u8]) -> Option<String> {
         let former = ShardRecord::decode(former, &crate::samples::fleet(), ShardId(0)).unwrap();
         let record = self.shard();

@@ -45,10 +45,12 @@ impl Held {
         self.local == Local::Running
     }
 
+    /// Returns the revision of the head that the host knows.
     pub fn revision(&self) -> Option<Revision> {
         self.head.as_ref().map(|(head, _)| head.revision)
     }
 
+    /// Returns the owner that the head names, if the sandbox runs according to it.
     pub fn owner_of_head(&self) -> Option<Owner> {
         match self.head.as_ref()?.0.state() {
             HeadState::Running(owner) => Some(owner),
@@ -56,6 +58,7 @@ impl Held {
         }
     }
 
+    /// Returns the row of the sandbox: its entry in the directory of the coordinator.
     fn row(&self, id: SandboxId) -> Row {
         Row {
             hash: hash(id),
@@ -100,6 +103,7 @@ impl World {
         self.hold(host, id, held);
     }
 
+    /// Counts a sandbox in the share of the host. Returns false if the share is exhausted.
     pub fn admit(&mut self, host: usize, owner: usize) -> bool {
         let key = self.owners[owner].0.clone();
         let entry = &mut self.hosts[host];
@@ -108,6 +112,7 @@ impl World {
         member.shares().admit(local, &key, 1)
     }
 
+    /// Returns the part of the share that a sandbox has used.
     pub fn release(&mut self, host: usize, owner: usize) {
         let key = self.owners[owner].0.clone();
         let entry = &mut self.hosts[host];
@@ -128,6 +133,7 @@ impl World {
         self.change_row(host, RowChange::Put(row));
     }
 
+    /// Reports a change of a row to the coordinator.
     fn change_row(&mut self, host: usize, change: RowChange) {
         let mut effects = Vec::new();
         if let Some(member) = &mut self.hosts[host].member {
@@ -147,6 +153,7 @@ impl World {
         }
     }
 
+    /// Returns the rows of a host that follow a hash, and whether they are the last ones.
     pub fn list_rows(
         &self,
         host: usize,
@@ -227,6 +234,7 @@ impl World {
         self.read_head(host, id, number);
     }
 
+    /// Starts an update of a head by a read of it.
     pub fn update(&mut self, host: usize, id: SandboxId, purpose: Purpose) {
         let number = self.operation_number(host);
         let (machine, _) = HeadUpdate::new(id, purpose);
@@ -254,6 +262,7 @@ impl World {
         self.accept_if_reconciled(host);
     }
 
+    /// Acts upon the head of a sandbox that a host has read after its registration.
     pub fn reconciled(&mut self, host: usize, id: SandboxId, epoch: Epoch, answer: Answer) {
         let member = self.hosts[host].id;
         let current = self.hosts[host].member.as_ref().and_then(|m| m.epoch());
@@ -312,6 +321,7 @@ impl World {
         self.accept_if_reconciled(host);
     }
 
+    /// Makes the host accept requests once all of its sandboxes are compared with their heads.
     fn accept_if_reconciled(&mut self, host: usize) {
         if self.hosts[host].reconciling.is_empty() {
             self.hosts[host].is_accepting = true;

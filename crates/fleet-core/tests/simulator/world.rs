@@ -64,15 +64,25 @@ pub enum Action {
 /// Counts of one run.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Counts {
+    /// Executed actions.
     pub events: u64,
+    /// Terms of coordinators.
     pub takeovers: u64,
+    /// Verdicts on members.
     pub verdicts: u64,
+    /// Claims after which a sandbox runs.
     pub claims: u64,
+    /// Claims after which the restored guest is dropped.
     pub claims_lost: u64,
+    /// Published pauses.
     pub stored: u64,
+    /// Completed kills.
     pub kills: u64,
+    /// Writes whose outcome is unknown to their caller.
     pub unknown: u64,
+    /// Sandboxes that the coordinator has placed.
     pub placements: u64,
+    /// Removed heads of killed sandboxes.
     pub purged: u64,
 }
 
@@ -122,6 +132,8 @@ pub struct World {
 }
 
 impl World {
+    /// Creates three to five hosts, whose processes start within 3 s. The seed determines all
+    /// random choices.
     pub fn new(seed: u64, mutation: Mutation) -> Self {
         let mut random = Random::new(seed ^ 0x5deece66d);
         let count = 3 + random.below(3) as usize;
@@ -220,6 +232,7 @@ impl World {
         id
     }
 
+    /// Executes an action at its time.
     fn execute(&mut self, action: Action) {
         match action {
             Action::Process {
@@ -279,6 +292,7 @@ impl World {
         }
     }
 
+    /// Delivers an answer of the store to the process that has called it.
     fn answer(&mut self, delay: u64, host: usize, process: u32, target: Target, answer: Answer) {
         let input = Box::new(Input::Answer { target, answer });
         self.after(
@@ -425,6 +439,7 @@ impl World {
         self.deliver(delay, to, input);
     }
 
+    /// Delivers an input to a host after a delay.
     fn deliver(&mut self, delay: u64, host: usize, input: Input) {
         // `u32::MAX` is the process that runs at the time of the arrival: messages are addressed to
         // a host.

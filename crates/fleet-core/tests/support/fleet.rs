@@ -144,6 +144,8 @@ impl Fleet {
         }
     }
 
+    /// Executes an effect of a member, and queues the events that result from it. Effects without a
+    /// result are recorded in `reported`.
     fn perform(&mut self, id: MemberId, effect: Effect, events: &mut VecDeque<(MemberId, Event)>) {
         let version = |number: u64| Version(number.to_be_bytes().into());
         match effect {

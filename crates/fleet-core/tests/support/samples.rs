@@ -32,6 +32,7 @@ pub fn label(name: &str, value: &str) -> HostLabel {
     }
 }
 
+/// Returns the capacity of a host with 64 processors and 256 GiB of memory.
 pub fn capacity() -> Capacity {
     Capacity {
         cpu_milli: 64_000,

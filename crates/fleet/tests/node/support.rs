@@ -118,6 +118,7 @@ struct Link {
 }
 
 impl Link {
+    /// Returns the node of a member. A message over a cut link fails after 5 s, as a timeout does.
     async fn target(&self, to: MemberId) -> Result<Node, MessengerError> {
         let is_cut = {
             let cut = self.network.cut.lock();
@@ -282,6 +283,7 @@ impl Fleet {
         SealedRecords::new(Arc::new(self.records.clone()), self.keys.clone())
     }
 
+    /// Starts the node of a member and connects it to the network.
     pub fn start_node(&mut self, id: u32) {
         let host = Arc::new(TestHost::default());
         let started_ms = self.start.elapsed().as_millis() as u64;

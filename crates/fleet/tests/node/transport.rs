@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Returns the certificate and key of a member.
 fn identity(authority: &Authority, member: MemberId) -> Identity {
     let key = MemberKey::generate().unwrap();
     let issued = authority.issue(

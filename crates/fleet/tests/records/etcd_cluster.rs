@@ -82,6 +82,7 @@ impl Cluster {
         cluster
     }
 
+    /// Starts a member of the cluster.
     fn member(&self, index: usize) -> Server {
         let peer = |index: usize| format!("http://127.0.0.1:{}", self.peers[index]);
         let client = format!("https://127.0.0.1:{}", self.clients[index]);
@@ -110,6 +111,7 @@ impl Cluster {
         Server::start(&mut command, address)
     }
 
+    /// Returns the settings of a client of all members.
     fn settings(&self) -> EtcdSettings {
         let members: Vec<String> = self
             .clients

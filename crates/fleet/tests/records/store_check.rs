@@ -40,6 +40,7 @@ async fn a_suitable_server_passes_the_short_check_repeatedly() {
     }
 }
 
+/// Runs all futures concurrently in this task. Returns their results in the order of their ends.
 async fn futures<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut results = Vec::new();
     let mut pending: Vec<_> = futures.map(Box::pin).collect();

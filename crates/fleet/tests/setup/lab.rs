@@ -55,6 +55,7 @@ impl Lab {
         .unwrap()
     }
 
+    /// Returns the options with which the first host creates a fleet.
     pub fn init_options(&self) -> InitOptions {
         InitOptions {
             store: self.store(),

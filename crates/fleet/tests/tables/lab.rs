@@ -136,6 +136,7 @@ impl Lab {
         self.member_with(number, self.sealed())
     }
 
+    /// Starts the tables of a member whose records are `records`, and connects them to the others.
     pub fn member_with(&self, number: u32, records: Arc<SealedRecords>) -> Tables {
         let start = Instant::now();
         let tables = Tables::start(TablesConfig {

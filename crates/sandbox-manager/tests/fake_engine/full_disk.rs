@@ -14,6 +14,8 @@ use tempfile::TempDir;
 struct Small(TempDir);
 
 impl Small {
+    /// Mounts a file system of 32 MiB in memory. `None`, and a note that the test is skipped,
+    /// without the required privileges.
     fn mount(test: &str) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");

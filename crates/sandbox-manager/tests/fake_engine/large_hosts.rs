@@ -24,6 +24,7 @@ fn owner_of(at: u64) -> Option<String> {
     at.is_multiple_of(OWNER_SHARE).then(|| OWNER.to_owned())
 }
 
+/// Returns the snapshot of the sandbox with the number `at`.
 fn snapshot(at: u64) -> FabricatedSnapshot {
     FabricatedSnapshot {
         id: format!("snapshot{at}"),
@@ -36,6 +37,7 @@ fn snapshot(at: u64) -> FabricatedSnapshot {
     }
 }
 
+/// Returns the paused sandbox with the number `at`.
 fn sandbox(at: u64) -> FabricatedSandbox {
     FabricatedSandbox {
         id: format!("sandbox{at}"),
@@ -51,6 +53,7 @@ fn sandbox(at: u64) -> FabricatedSandbox {
     }
 }
 
+/// Returns a host whose journal has all sandboxes and snapshots. No daemon is running.
 fn large() -> Bench {
     let bench = Bench::new();
     let journal = FabricatedJournal::open(&bench.dir.path().join("state.db")).unwrap();

@@ -126,6 +126,7 @@ impl Model {
         self.life = Life::Running;
     }
 
+    /// Changes the model as the call must change the sandbox. Returns the expected reply.
     fn apply(&mut self, call: Call) -> Reply {
         let life = self.life;
         match (call, life) {
@@ -186,6 +187,7 @@ impl Model {
     }
 }
 
+/// Sends the call to the host.
 async fn perform(host: &Sandboxes, id: &str, snapshot: &str, call: Call) -> Reply {
     let done = |result: Result<_, OperationError>| match result {
         Ok(_) => Reply::Done,
@@ -226,6 +228,7 @@ fn some_resume_timeout(dice: &mut Dice) -> ResumeTimeout {
     *dice.pick(&times).unwrap()
 }
 
+/// Returns a random call.
 fn some_call(dice: &mut Dice) -> Call {
     match dice.throw(16) {
         0..4 => Call::SetTimeout(some_time(dice)),
@@ -255,6 +258,7 @@ async fn quiet(host: &Sandboxes, id: &str) {
     host.wait_decided(id).await;
 }
 
+/// Returns whether the record of the sandbox agrees with the model.
 fn compare(bench: &Bench, host: &Sandboxes, id: &str, model: &Model) -> bool {
     let record = host.get(id).unwrap();
     let life = match record.state() {

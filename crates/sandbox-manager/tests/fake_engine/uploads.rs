@@ -109,6 +109,7 @@ impl TestStore {
     }
 }
 
+/// Opens the shared store as the host `host`, with a limit of uploads in bytes per second.
 fn open(dir: &tempfile::TempDir, host: &str, limit: Option<u64>) -> Arc<RemoteStore> {
     // The client for checks is opened first and creates the keys. All hosts use these keys.
     let keys = dir.path().join("look/store/keys.toml");

@@ -46,6 +46,7 @@ impl UsageClock for TestClock {
     }
 }
 
+/// Opens a host whose ledger uses this clock.
 async fn open(bench: &Bench, clock: &Arc<TestClock>) -> Sandboxes {
     let file = bench.dir.path().join("usage.db");
     let options = HostOptions {

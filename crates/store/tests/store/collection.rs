@@ -434,6 +434,7 @@ async fn verify_names_each_changed_chunk_and_repair_restores_it() {
     assert_eq!(store.verify(&remote).await.unwrap().len(), 20);
 }
 
+/// Returns all files below a directory.
 fn walk(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(dir)
         .unwrap()

@@ -26,6 +26,7 @@ fn run(kind: RunKind, chunks: u32) -> Run {
     Run { kind, chunks }
 }
 
+/// Returns a manifest with two layers and with runs of all kinds.
 fn manifest(keys: &DataKeys) -> StoredManifest {
     let memory = Layer {
         kind: LayerKind::Memory,

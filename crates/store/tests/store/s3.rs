@@ -78,6 +78,8 @@ fn connect(address: SocketAddr, secret: &str) -> SharedStore {
     connect_to(address, secret, "s3://bucket/some/prefix", quick())
 }
 
+/// Opens a store with the settings of a server in environment variables. A lock serialises the
+/// callers, because the variables belong to the process.
 fn connect_to(
     address: SocketAddr,
     secret: &str,

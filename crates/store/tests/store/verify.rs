@@ -53,6 +53,7 @@ impl Place {
     }
 }
 
+/// Adds all files below a directory to `found`.
 fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

@@ -129,6 +129,7 @@ fn remote(dir: &Path, name: &str) -> Arc<RemoteStore> {
     RemoteStore::open(&settings).unwrap()
 }
 
+/// Returns the settings of a member with the label `number=<id>`.
 fn member_config(id: u32) -> MemberConfig {
     MemberConfig {
         fleet: fleet_id(),
@@ -157,6 +158,7 @@ impl Lab {
         Self::open(members, true).await
     }
 
+    /// Starts a fleet in this process and waits until all members are ready.
     async fn open(members: u32, has_store: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = remote(dir.path(), "h1");

@@ -285,6 +285,7 @@ impl Api {
         Home::at(self.bench.dir.path().join("home")).unwrap()
     }
 
+    /// Opens a host with these options. `change` adds parts to the API, for example a builder.
     pub fn with_options(options: HostOptions, change: impl FnOnce(App) -> App) -> Self {
         let bench = Bench::new();
         let host = bench.open_first(options);

@@ -213,6 +213,7 @@ impl World {
         self.body(id).end.send_replace(Some(end));
     }
 
+    /// Adds a running guest with this content of its memory.
     pub(super) fn new_body(&self, engine: &'static str, memory: String) -> Arc<Body> {
         let body = Arc::new(Body {
             engine,
