@@ -110,7 +110,7 @@ fn connections_are_recorded_with_their_bytes_and_denials_with_their_reason() {
         let others = lines.iter().filter(|l| l["protocol"] != "dns").count();
         assert_eq!(others, 4, "{all}");
         // The record is complete, and the host's kernel provides all information. `untold` lists
-        // what it does not provide.
+        // missing information.
         assert_eq!((&all["missing"], &all["untold"]), (&json!(0), &json!([])));
         let shown = test_home.ok(&["logs", &id, "--network"]);
         assert!(shown.contains("refused (rules)  8.8.8.8:7 "), "{shown}");

@@ -365,8 +365,7 @@ fn a_snapshot_that_its_host_removes_stays_in_the_store_as_long_as_a_guest_needs_
     hosts.here.ok(&["resume", &id]);
     hosts.assert_sound(&id);
     let slept = hosts.here.ok(&["snapshot", &id, "--durable"]);
-    // The snapshot, and those that it is based on: at least `moving` and the snapshot of the
-    // template.
+    // The snapshot and its ancestors: at least `moving` and the snapshot of the template.
     assert!(hosts.store.find(None, &slept).unwrap().len() >= 3);
     hosts.end();
 }

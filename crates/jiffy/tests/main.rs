@@ -4,8 +4,8 @@
 //! listed here is not compiled; the test below reports it.
 //!
 //! The attribute `jiffy_test` states the requirements of a test, which is skipped if one is not
-//! met: the engine (`each` for one run on each engine), root, or a *lab* ([`support::lab`]): a
-//! simulated host and internet.
+//! met: the engine (`each` for one run on each engine), root, or a *lab*. A lab is a simulated host
+//! and internet ([`support::lab`]).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;

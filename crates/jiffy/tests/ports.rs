@@ -114,7 +114,7 @@ fn ports_that_cannot_be_forwarded_are_reported_at_once() {
     let upgrade = "Connection: upgrade\r\nUpgrade: tcp\r\n";
     assert!(ask("nobody", upgrade).contains(" 401 "));
     assert!(ask(&remote.key, "").contains(" 426 "));
-    // Nothing listens on port 22 of the guest.
+    // No program listens on port 22 of the guest.
     assert!(ask(&remote.key, upgrade).contains(" 502 "));
     // The agent has an interface for the host only, which the gateway does not expose.
     assert!(ask_port(49983, &remote.key, upgrade).contains(" 403 "));

@@ -156,7 +156,7 @@ fn remains_of_a_crash_are_removed_or_avoided() {
         assert_eq!(network.range().to_string(), "198.18.0.0/28");
         let lease = runtime.block_on(network.take(NicKind::Tap)).unwrap();
         wait_for("a second slot", || {
-            // The slot of `lease`, and one that is created in advance.
+            // The slot of `lease`, and a slot that is created in advance.
             (names(DIRECTORY).len() == 2).then_some(())
         });
         let name = |number: u32| {

@@ -1,7 +1,7 @@
 //! `jiffy top` on a pseudo terminal: the live table, its keys, and the mode of the terminal.
 //!
-//! Keys: `g` selects the first row, `p` pauses, Enter shows details, `q` leaves a view or the
-//! program, `K` kills after `y` and not after `n`, `y` copies the command of the next key, and `s`
+//! Keys: `g` selects the first row, `p` pauses, Enter shows details, and `q` leaves a view or the
+//! program. `K` kills after `y`, and not after `n`. `y` copies the command of the next key. `s`
 //! starts a shell.
 
 use crate::support::jiffy;

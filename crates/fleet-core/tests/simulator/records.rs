@@ -176,7 +176,7 @@ impl Store {
         }
     }
 
-    /// Records what a new record of the shard changes: terms, verdicts, and members that have
+    /// Records the changes in a new record of the shard: terms, verdicts, and members that have
     /// returned. Returns a violation if a verdict came within the grace period of a term.
     fn shard_replaced(&mut self, now: u64, former: &[u8]) -> Option<String> {
         let former = ShardRecord::decode(former, &crate::samples::fleet(), ShardId(0)).unwrap();

@@ -66,7 +66,7 @@ pub enum Action {
 pub struct Counts {
     /// Executed actions.
     pub events: u64,
-    /// Terms of coordinators.
+    /// Takeovers of the role of the coordinator.
     pub takeovers: u64,
     /// Verdicts on members.
     pub verdicts: u64,

@@ -1,7 +1,7 @@
 //! Members that are cut off from the fleet. A member accepts API keys only while it has contact:
-//! its tables were verified in the last 60 s, by the records, by the writer (the member that
-//! commits changes of the tables) or by other members. If no member can read the records, more than
-//! half of the members must agree.
+//! its tables were verified in the last 60 s. The records, the writer (the member that commits
+//! changes of the tables) or other members verify them. If no member can read the records, more
+//! than half of the members must agree.
 
 use super::lab::{Gate, Lab, create, is_revoked, reached, revoke};
 use jiffy_fleet::records::Fault;

@@ -81,7 +81,7 @@ fn the_user_of_one_gvisor_sandbox_can_neither_signal_nor_read_another() {
 }
 
 /// Attempts of root to reach the channel between agent and host. Prints the successful attempts.
-/// The numbers of system calls are those of x86-64: 101 = `ptrace`, 310 = `process_vm_readv`, 434 =
+/// System calls have their numbers on x86-64: 101 = `ptrace`, 310 = `process_vm_readv`, 434 =
 /// `pidfd_open`, 438 = `pidfd_getfd`.
 const IMPERSONATE_HOST: &str = r#"
 import ctypes, glob, os, socket

@@ -230,7 +230,7 @@ async fn a_name_that_was_moved_in_the_bucket_is_refused() {
     let content = store.backend().get(&one.key, 4096).await.unwrap();
     store.backend().put(&two.key, content).await.unwrap();
     let refused = async |id| store.named(&alice, id).await.is_err();
-    // The replaced name is refused. The other one is intact.
+    // The replaced name is rejected. The other one is intact.
     assert!(refused("a").await != refused("b").await);
 }
 
