@@ -238,12 +238,14 @@ fn remote_files_are_verified_and_added_again_only_after_a_change() {
         assert_eq!(built(), 0);
         let script = "sudo cat /d/data; stat -c ' %U:%a' /d/data; cat /e /tagged/file /whole/sub/file; ls -d /tagged/.git /whole/.git 2>/dev/null || true";
         assert_eq!(said(script), "first root:600\nfirstonetwo/whole/.git");
+        // All four `ADD` steps are unchanged.
         assert_eq!(built(), 4);
 
         // A new commit of the default branch, and new content.
         fs::write(files.join("work/sub/file"), "three").unwrap();
         git(&files.join("work"), &["commit", "-qam", "three"]);
         publish(&files);
+        // Only the step that adds the default branch is executed.
         assert_eq!(built(), 3);
         assert_eq!(said("cat /whole/sub/file"), "three");
         fs::write(files.join("data"), "second").unwrap();

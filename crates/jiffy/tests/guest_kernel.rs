@@ -131,6 +131,7 @@ fn paused_time_counts_in_the_boot_clock_only() {
     place.ok(&["resume", &id]);
     let counted = asleep(&id);
     assert!(counted >= slept, "{counted} s of {slept} s");
+    // A slow host may need some time to pause and to resume.
     assert!(counted < slept + 30.0, "{counted} s of {slept} s");
     let (_, after) = clocks(&place, &id);
     assert!(after - before < counted + 30.0 - slept, "{before} {after}");

@@ -43,9 +43,9 @@ pub(super) async fn compare(
     };
     let limit = query.number("limit", 1..=MAX_DIFFERENCES)?;
     let limit = usize::try_from(limit.unwrap_or(DEFAULT_DIFFERENCES)).unwrap_or(usize::MAX);
-    // `_held` pins fetched snapshots until the comparison is complete.
-    // A further page is part of a stored result and needs no object, but the look-up still checks
-    // the caller's access.
+    // `_held_a` and `_held_b` protect fetched snapshots from garbage collection until the
+    // comparison is complete. A further page is part of a stored result and needs no object, but
+    // the look-up still checks the caller's access.
     let (a, _held_a) = app.object_or_fetched(&caller, a).await?;
     let (b, _held_b) = app.object_or_fetched(&caller, b).await?;
     let owner = caller.owner_id();

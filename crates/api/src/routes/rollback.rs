@@ -22,7 +22,7 @@ pub(super) async fn rollback(
 ) -> Result<Json<RolledBack>, ApiError> {
     let record = app.sandbox(&caller, &id, Liveness::IncludingBroken)?;
     let target = app.ancestor_or_fetched(&caller, &record, &body.snapshot_id);
-    // `_held` pins a fetched snapshot until the rollback is complete.
+    // `_held` protects a fetched snapshot from garbage collection until the rollback is complete.
     let (snapshot, _held) = target.await?;
     // A running sandbox already uses its quota.
     let _permit = match record.state() {

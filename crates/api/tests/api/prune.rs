@@ -6,6 +6,7 @@ use jiffy_api::{Limits, Scope};
 use serde_json::{Value, json};
 use support::{Answer, Api, TestCaller};
 
+/// Removes or lists all unused data of a caller, regardless of its age.
 async fn prune(api: &Api, caller: &TestCaller, dry_run: bool) -> Answer {
     let body = json!({ "dryRun": dry_run, "unusedSeconds": 0 });
     api.call_as(caller, "POST", "/prune", body)
@@ -13,6 +14,7 @@ async fn prune(api: &Api, caller: &TestCaller, dry_run: bool) -> Answer {
         .expect(200)
 }
 
+/// Returns the ids of the items of a kind in an answer.
 fn of_kind(answer: &Answer, kind: &str) -> Vec<String> {
     let items = answer.body["items"].as_array().unwrap().iter();
     let expected = items.filter(|item| item["kind"] == kind);
@@ -21,6 +23,7 @@ fn of_kind(answer: &Answer, kind: &str) -> Vec<String> {
         .collect()
 }
 
+/// Creates and kills a sandbox, whose record remains. Returns its id.
 async fn ended(api: &Api, caller: &TestCaller) -> String {
     let id = api.sandbox_of(caller).await;
     let path = format!("/sandboxes/{id}");

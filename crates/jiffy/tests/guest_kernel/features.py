@@ -7,6 +7,7 @@ import ctypes, hashlib, json, mmap, os, shutil, socket, struct, subprocess, sys,
 
 libc = ctypes.CDLL(None, use_errno=True)
 missing, RELEASE = [], os.uname().release
+# The agent (process 1) also loads modules: the kernel starts it as `modprobe`.
 MODPROBE = '/proc/1/exe'
 
 
@@ -21,6 +22,7 @@ def feature(work):
 
 
 def sh(command):
+    """Runs a shell command, which must succeed. Returns its output."""
     done = subprocess.run(['sh', '-c', command], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f'{command}: {done.stderr.strip() or done.returncode}')
@@ -28,15 +30,18 @@ def sh(command):
 
 
 def need(what, message='not so'):
+    """Fails the feature unless the condition is true."""
     if not what:
         raise RuntimeError(message)
 
 
 def loaded():
+    """Returns the names of the loaded modules."""
     return {line.split()[0] for line in open('/proc/modules')}
 
 
 def finit(path):
+    """Loads a module. Returns 0 or the number of the error."""
     with open(path, 'rb') as file:
         if libc.syscall(313, file.fileno(), b'', 0):  # finit_module
             return ctypes.get_errno()
@@ -44,6 +49,7 @@ def finit(path):
 
 
 def mount(source, target, kind, options=''):
+    """Mounts a file system without the program `mount`."""
     os.makedirs(target, exist_ok=True)
     if libc.mount(source.encode(), target.encode(), kind.encode(), 0, options.encode()):
         raise OSError(ctypes.get_errno(), f'mount {kind}')
@@ -203,6 +209,7 @@ def block_devices_are_made():
     sh(f'{MODPROBE} dm_mod && test -c /dev/mapper/control')
     import fcntl
     with open('/dev/mapper/control', 'rb+', buffering=0) as control:
+        # `struct dm_ioctl` has 312 bytes. Its first number is the major version.
         version = bytearray(struct.pack('3I', 4, 0, 0) + struct.pack('I', 312) + bytes(296))
         fcntl.ioctl(control, 0xC138FD00, version)  # DM_VERSION
         need(struct.unpack_from('I', version)[0] == 4)
@@ -226,6 +233,7 @@ def the_root_takes_a_swap_file():
 @feature
 def huge_pages_are_reserved():
     sh('echo 1 > /proc/sys/vm/nr_hugepages')
+    # 0x40000 is MAP_HUGETLB.
     page = mmap.mmap(-1, 2 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000)
     page[0] = 1
     page.close()
@@ -266,6 +274,7 @@ def the_kernel_is_traced_by_root():
 
 @feature
 def types_of_the_kernel_are_readable():
+    # BTF data starts with the number 0xeb9f.
     need(open('/sys/kernel/btf/vmlinux', 'rb').read(2) == b'\x9f\xeb')
 
 
