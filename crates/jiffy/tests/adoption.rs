@@ -22,6 +22,7 @@ fn signal(pid: u32, signal: Signal) {
     kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
 }
 
+/// Returns the last number that the counter in the guest has written, or 0.
 fn count(test_home: &TestHome, id: &str) -> u64 {
     let text = test_home.sh(id, "cat /tmp/count");
     // The counter may be writing the file at this moment.
@@ -40,6 +41,7 @@ fn state(test_home: &TestHome, id: &str) -> String {
     of.unwrap()["state"].as_str().unwrap().to_owned()
 }
 
+/// Returns the reason why a sandbox is broken.
 fn cause(test_home: &TestHome, id: &str) -> String {
     let all = test_home.json(&["ls", "--all"]);
     let of = all.as_array().unwrap().iter().find(|s| s["id"] == id);

@@ -67,6 +67,7 @@ fn with_attack(work: impl FnOnce(&Attack<'_>)) {
     daemon.wait().unwrap();
 }
 
+/// Asserts that the daemon has answered in time.
 fn within(what: &str, began: Instant) {
     let took = began.elapsed();
     eprintln!("{what} took {took:?}");
@@ -149,6 +150,7 @@ impl Attack<'_> {
         within("the daemon's answer", began);
     }
 
+    /// Asserts that the process of the guest uses at most the guest's memory and a fixed overhead.
     fn assert_memory_bounded(&self) {
         let resident = self.resident();
         let overhead = if is_gvisor() {

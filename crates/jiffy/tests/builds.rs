@@ -237,6 +237,7 @@ fn wait_for_endless_step(project: &BuildProject) {
     });
 }
 
+/// Builds the template again with a last step that ends.
 fn rebuild_without_endless_step(project: &BuildProject) -> Done {
     project.file(
         "Dockerfile",

@@ -308,6 +308,7 @@ fn a_daemon_whose_data_directory_is_replaced_exits_without_removing_snapshots() 
     assert_eq!(test_home.sh(&id, "echo awake"), "awake");
 }
 
+/// Returns the process id of the running daemon.
 fn status_pid(test_home: &TestHome) -> Option<i32> {
     let done = test_home.call(&["daemon", "status", "--json"]);
     let status: Value = serde_json::from_str(&done.stdout).ok()?;

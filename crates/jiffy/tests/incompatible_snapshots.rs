@@ -30,6 +30,7 @@ impl Snapshot {
         }
     }
 
+    /// Changes a field of the original manifest.
     fn field(&self, name: &str, value: Value) {
         let mut changed = self.original.0.clone();
         assert!(changed.get(name).is_some(), "{changed}");
@@ -48,6 +49,7 @@ impl Snapshot {
         replace(&self.state, &state);
     }
 
+    /// Writes the original manifest and state.
     fn restore(&self) {
         replace(&self.manifest, self.original.0.to_string().as_bytes());
         replace(&self.state, &self.original.1);

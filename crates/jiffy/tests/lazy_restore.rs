@@ -59,11 +59,13 @@ impl Hosts {
             .ok(&[&start[..], &self.store.options(), options].concat());
     }
 
+    /// Creates a sandbox from the snapshot.
     fn create(&self, options: &[&str]) -> String {
         let create = ["create", "--from", &self.snapshot];
         self.here.ok(&[&create[..], options].concat())
     }
 
+    /// Asserts that all data of the guest is correct. Reads all of it.
     fn assert_sound(&self, id: &str) {
         assert_eq!(self.here.sh(id, CHECK), "sound");
     }

@@ -82,11 +82,13 @@ impl Bucket {
         drop(home.serve_with(&options, &variables));
     }
 
+    /// Requests a sandbox from the snapshot, and does not wait for the answer.
     fn begin_create(&self, home: &TestHome) -> UnixStream {
         let body = json!({ "templateID": self.snapshot });
         sandbox_http::begin_call(home, "POST", "/sandboxes", &body)
     }
 
+    /// Creates a sandbox from the snapshot.
     fn create(&self, home: &TestHome) -> String {
         home.ok(&["create", "--from", &self.snapshot])
     }

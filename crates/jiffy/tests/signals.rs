@@ -16,6 +16,7 @@ fn send(child: &Child, signal: Signal) {
     kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
 }
 
+/// Starts a command. Returns it and its standard output.
 fn begin(args: &[&str]) -> (Child, std::process::ChildStdout) {
     let mut child = jiffy(args)
         .stdout(Stdio::piped())

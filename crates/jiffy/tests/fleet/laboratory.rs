@@ -141,6 +141,7 @@ impl Laboratory {
         done.stdout.trim_end().to_owned()
     }
 
+    /// Runs a `jiffy` command as the owner of a host, and waits for its end.
     pub fn try_admin(&self, host: &Host, args: &[&str]) -> Done {
         let mut command = jiffy(args);
         command

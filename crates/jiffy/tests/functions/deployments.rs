@@ -31,6 +31,7 @@ pub fn refused_modules(daemon: &FunctionDaemon) {
     assert_eq!(shown.code, Some(1), "{shown:?}");
 }
 
+/// Returns the schedule of the function `tick`.
 fn schedule(daemon: &FunctionDaemon) -> Value {
     let info = daemon.remote.json(&["function", "info", "tick"]);
     info["schedule"].clone()

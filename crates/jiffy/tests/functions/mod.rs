@@ -52,33 +52,39 @@ struct FunctionDaemon {
 }
 
 impl FunctionDaemon {
+    /// Writes a module to a file.
     fn module(&self, module: &[u8]) -> PathBuf {
         let path = self.modules.path().join("module.wasm");
         std::fs::write(&path, module).unwrap();
         path
     }
 
+    /// Deploys a function. Returns its description.
     fn deploy(&self, name: &str, module: &[u8], more: &[&str]) -> Value {
         let path = self.module(module);
         let deploy = ["function", "deploy", name, path.to_str().unwrap()];
         self.remote.json(&[&deploy, more].concat())
     }
 
+    /// Opens a connection whose requests present a key.
     fn connect(&self, key: &str) -> FunctionClient {
         let headers = format!("host: localhost\r\nx-api-key: {key}\r\n");
         FunctionClient::connect(&self.remote.url, &headers)
     }
 
+    /// Requests `path` with a key.
     fn by_path(&self, key: &str, path: &str) -> FunctionResponse {
         self.connect(key).get(path).unwrap()
     }
 
+    /// Requests a function by its host name, without a key unless `headers` contain one.
     fn by_host(&self, label: &str, headers: &str) -> FunctionResponse {
         let headers = format!("host: {label}.fn.localhost\r\n{headers}");
         let mut client = FunctionClient::connect(&self.remote.url, &headers);
         client.get("/path").unwrap()
     }
 
+    /// Creates a key with a scope.
     fn key(&self, scope: &str) -> String {
         let create = ["key", "create", "--name", scope, "--scope", scope];
         self.remote.test_home.ok(&create)

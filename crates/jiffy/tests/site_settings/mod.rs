@@ -40,15 +40,18 @@ struct Company {
 }
 
 impl Company {
+    /// Returns the exit code of a shell script in a sandbox.
     fn code(&self, id: &str, script: &str) -> i32 {
         let args = ["exec", id, "--", "sh", "-c", script];
         self.test_home.call(&args).code.unwrap()
     }
 
+    /// Returns the exit code of curl for a URL.
     fn curl(&self, id: &str, url: &str) -> i32 {
         self.code(id, &format!("curl -sS -o /dev/null {url}"))
     }
 
+    /// Asserts that all programs of [`CLIENTS`] receive the answer of a URL.
     fn clients(&self, id: &str, url: &str) {
         let args = ["exec", id, "--", "sh", "-c", CLIENTS, "clients", url];
         assert_eq!(self.test_home.ok(&args), "all", "{url}");

@@ -158,6 +158,7 @@ fn operate(held: &mut LockedSandbox, random: &mut TestRandom, room: bool) -> Res
 }
 
 impl LockedSandbox<'_> {
+    /// Verifies the guest, unless the sandbox is not running any longer.
     pub fn verify_if_running(&mut self) -> Result<(), String> {
         match self.model.state {
             State::Running => self.verify(),

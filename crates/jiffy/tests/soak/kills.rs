@@ -74,6 +74,7 @@ fn start(test_home: &TestHome) -> Child {
 }
 
 impl Daemon<'_> {
+    /// Kills the daemon, and starts the next one.
     fn kill(&mut self, soak: &SoakModel) {
         // The number is odd from the kill until the next daemon listens.
         soak.daemon_kills.fetch_add(1, SeqCst);
@@ -122,6 +123,7 @@ fn kill_guest(soak: &SoakModel, daemon: &Daemon, random: &mut TestRandom) {
     }
 }
 
+/// Kills a VMM or sentry, and counts the kill.
 fn end_process(soak: &SoakModel, pid: u32) {
     let _ = kill(Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL);
     soak.vmm_kills.fetch_add(1, SeqCst);

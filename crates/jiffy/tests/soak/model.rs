@@ -116,6 +116,7 @@ impl Sandbox {
         })
     }
 
+    /// Locks the sandbox. `None` if another client operates on it.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, SandboxModel>> {
         self.model.try_lock().ok()
     }
@@ -173,6 +174,7 @@ impl SoakModel {
         self.numbers.fetch_add(1, SeqCst)
     }
 
+    /// Returns the present counts, for a later call of [`Self::killed_since`].
     pub fn kill_count(&self) -> KillCount {
         KillCount {
             daemon: self.daemon_kills.load(SeqCst),
@@ -208,6 +210,7 @@ impl SoakModel {
         }));
     }
 
+    /// Removes a sandbox from the model.
     pub fn forget(&self, sandbox: &Sandbox) {
         locked(&self.sandboxes).retain(|s| s.id != sandbox.id);
     }

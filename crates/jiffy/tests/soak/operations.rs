@@ -23,6 +23,7 @@ pub struct LockedSandbox<'a> {
 }
 
 impl LockedSandbox<'_> {
+    /// Adds a call and its reply to the history of the sandbox.
     pub fn note(&mut self, what: &str, reply: &Reply) {
         let line = format!("{what} -> {}", reply.short());
         self.model.note(self.soak, &line);
@@ -124,6 +125,7 @@ impl LockedSandbox<'_> {
         self.soak.api.guest(&self.sandbox.id, PORT, "POST", &path)
     }
 
+    /// Records a write: after a failure, the guest may have the old or the new number.
     pub fn record_write(&mut self, number: u64, reply: &Reply) {
         self.soak.count("write", reply.is_done());
         self.note(&format!("write {number}"), reply);
@@ -214,6 +216,7 @@ impl LockedSandbox<'_> {
         (!all.is_empty()).then(|| all.swap_remove(random.below(all.len())))
     }
 
+    /// Sends a rollback to a snapshot.
     pub fn rollback_of(&self, snapshot: &Snapshot) -> Reply {
         let body = json!({ "snapshotID": snapshot.id });
         self.soak.post(self.sandbox, "rollback", &body)

@@ -21,6 +21,7 @@ impl BuildProject {
         Self { test_home, context }
     }
 
+    /// Writes a file of the context.
     pub fn file(&self, name: &str, content: &str) -> PathBuf {
         let path = self.context.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -35,6 +36,7 @@ impl BuildProject {
         self.test_home.call(&[&args, more].concat())
     }
 
+    /// Builds a template, which must succeed.
     pub fn built(&self, name: &str, more: &[&str]) -> Done {
         let done = self.build(name, more);
         assert_eq!(done.code, Some(0), "{done:?}");

@@ -17,6 +17,7 @@ pub fn host(id: &str) -> String {
     host_at(id, PORT)
 }
 
+/// Returns the host name of a port of a sandbox.
 fn host_at(id: &str, port: u16) -> String {
     format!("{port}-{id}.{DOMAIN}")
 }
@@ -38,6 +39,7 @@ pub fn get_at(test_home: &TestHome, id: &str, port: u16, path: &str) -> (u16, St
     (status, body.to_owned())
 }
 
+/// Sends the head of a request to the daemon. The caller reads the answer.
 fn begin(test_home: &TestHome, head: &str) -> UnixStream {
     let mut stream = UnixStream::connect(test_home.dir.path().join("run/jiffy.sock")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();

@@ -121,6 +121,7 @@ pub fn missing() -> Option<String> {
         .then(|| "/dev/net/tun does not exist".to_owned())
 }
 
+/// Moves this thread to a new network namespace.
 fn unshare() {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
 }
@@ -293,10 +294,12 @@ fn serve_http(name: &'static str) {
     [80, 443].into_iter().for_each(|port| serve_tcp(port, name));
 }
 
+/// Starts a server on all addresses of the current network namespace. See `echo`.
 fn serve_tcp(port: u16, name: &'static str) {
     serve_tcp_at("0.0.0.0", port, name);
 }
 
+/// Like [`serve_tcp`], on one address.
 fn serve_tcp_at(address: &str, port: u16, name: &'static str) {
     let listener = TcpListener::bind((address, port)).unwrap();
     thread::spawn(move || {

@@ -86,6 +86,8 @@ pub fn networked6(options: &[&str], work: impl FnOnce(&TestHome, &Lab) + Send) {
     with_lab6(|lab| in_lab(options, |test_home| work(test_home, lab)));
 }
 
+/// Runs `work` with a daemon whose sandboxes have a network. Afterwards, kills the sandboxes and
+/// checks that no network remains.
 fn in_lab(options: &[&str], work: impl FnOnce(&TestHome)) {
     let test_home = TestHome::new();
     let mut daemon = test_home.serve(&[&["--network", "on", "--warm-pool", "0"], options].concat());

@@ -45,6 +45,8 @@ impl Remote {
         self.test_home.dir.path().join("tls/authority.pem")
     }
 
+    /// Returns a command that calls the daemon over its address with the key. Its own data
+    /// directory is another one.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = from(&self.elsewhere(), args);
         command
@@ -53,6 +55,7 @@ impl Remote {
         command
     }
 
+    /// Runs such a command, and waits for its end.
     pub fn call(&self, args: &[&str]) -> Done {
         finish(self.command(args).spawn().unwrap())
     }

@@ -197,6 +197,7 @@ impl S3Proxy {
         *current = (current.0 + 1, Box::new(decide));
     }
 
+    /// Forwards all later requests without a fault.
     pub fn clear_faults(&self) {
         self.on(|_| Fault::None);
     }

@@ -27,6 +27,7 @@ pub fn send(
     )
 }
 
+/// Sends a request to the daemon. The caller reads the answer.
 fn connect_and_send(test_home: &TestHome, request: &str) -> UnixStream {
     let mut stream = UnixStream::connect(test_home.dir.path().join("run/jiffy.sock")).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();

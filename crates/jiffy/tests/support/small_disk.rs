@@ -55,6 +55,7 @@ impl SmallDisk {
         });
     }
 
+    /// Removes the file with which [`Self::fill`] has filled the disk.
     pub fn free(&self) {
         std::fs::remove_file(self.path().join("filler")).unwrap();
     }

@@ -73,6 +73,7 @@ impl TestHome {
         Self { dir, vmm: None }
     }
 
+    /// Runs a `jiffy` command with this data directory, and waits for its end.
     pub fn call(&self, args: &[&str]) -> Done {
         let mut command = jiffy(args);
         command
@@ -113,10 +114,12 @@ impl TestHome {
         done.stdout.trim_end().to_owned()
     }
 
+    /// Runs a command with `--json`, which must succeed. Returns the printed value.
     pub fn json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.ok(&[args, &["--json"]].concat())).unwrap()
     }
 
+    /// Runs a shell script in a sandbox, which must succeed. Returns its output.
     pub fn sh(&self, id: &str, script: &str) -> String {
         self.ok(&["exec", id, "--", "sh", "-c", script])
     }

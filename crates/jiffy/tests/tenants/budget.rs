@@ -168,6 +168,7 @@ fn build(keys: &TwoKeys, key: &str, name: &str, command: &str) -> (String, Strin
     (template, build)
 }
 
+/// Returns the status of a build.
 fn status(keys: &TwoKeys, key: &str, (template, build): &(String, String)) -> String {
     let path = format!("/templates/{template}/builds/{build}/status");
     let (_, status) = keys.http(key, "GET", &path, &Value::Null);
