@@ -50,6 +50,7 @@ impl Following {
         following
     }
 
+    /// Reads the next part of the stream. Returns false at its end.
     async fn read(&mut self) -> bool {
         let next = poll_fn(|context| Pin::new(&mut self.body).poll_next(context));
         let next = tokio::time::timeout(LIMIT, next).await.unwrap();

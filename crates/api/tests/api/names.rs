@@ -46,6 +46,7 @@ pub async fn get(api: &Api, caller: &TestCaller, path: &str) -> Answer {
     api.call_as(caller, "GET", path, Value::Null).await
 }
 
+/// Requests a build of a template, which is not started.
 pub async fn request(api: &Api, caller: &TestCaller, name: &str) -> Answer {
     let body = json!({ "name": name, "cpuCount": 1, "memoryMB": 512 });
     api.call_as(caller, "POST", "/v3/templates", body).await
@@ -320,6 +321,7 @@ async fn unstarted_builds_are_bounded_and_reserve_no_name() {
     assert!((200..250).contains(&remaining), "{remaining}");
 }
 
+/// Opens the database of the template builder.
 fn rusqlite(api: &Api) -> rusqlite::Connection {
     rusqlite::Connection::open(api.home().path().join("builds.db")).unwrap()
 }

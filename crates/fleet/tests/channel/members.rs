@@ -175,6 +175,7 @@ impl Host {
         self.echo.calls.load(Ordering::SeqCst)
     }
 
+    /// Sends a message to the server. Returns its answer, or the text of the error.
     pub async fn message(&self, client: &Client, text: &str) -> Result<String, String> {
         let message = Bytes::from(text.to_owned());
         client

@@ -309,6 +309,7 @@ impl Fleet {
         self.network.nodes.lock()[&MemberId(id)].clone()
     }
 
+    /// Stops the node of a member, and removes it from the network.
     pub async fn stop(&self, id: u32) {
         let node = self.network.nodes.lock().remove(&MemberId(id)).unwrap();
         node.stop().await;
@@ -361,6 +362,7 @@ impl Fleet {
         self.start.elapsed().as_millis() as u64
     }
 
+    /// Returns the member that is the coordinator.
     pub fn coordinator(&self) -> MemberId {
         let nodes = self.network.nodes.lock();
         let mut coordinators = nodes.values().filter(|node| node.view().is_coordinator);

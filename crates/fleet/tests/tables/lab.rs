@@ -159,6 +159,7 @@ impl Lab {
         self.net.0.lock().writer = Some((MemberId(member), Term(term)));
     }
 
+    /// Makes no member the writer, until another one is set.
     pub fn no_writer(&self) {
         self.net.0.lock().writer = None;
     }
@@ -169,10 +170,12 @@ impl Lab {
         deposed.insert(MemberId(member), Term(term));
     }
 
+    /// Cuts a member off from all other members. It still reaches the records.
     pub fn cut(&self, member: u32) {
         self.net.0.lock().cut.insert(MemberId(member));
     }
 
+    /// Connects all members again.
     pub fn heal(&self) {
         self.net.0.lock().cut.clear();
     }
@@ -275,10 +278,12 @@ impl Gate {
         }
     }
 
+    /// Makes all later reads and writes of the records fail.
     pub fn disconnect(&self) {
         self.is_cut.store(true, Ordering::SeqCst);
     }
 
+    /// Connects the records again.
     pub fn connect(&self) {
         self.is_cut.store(false, Ordering::SeqCst);
     }

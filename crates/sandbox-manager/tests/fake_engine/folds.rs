@@ -30,6 +30,7 @@ async fn sandbox(host: &Sandboxes, snapshots: usize) -> (String, Vec<String>) {
     (id, ids)
 }
 
+/// Returns the folds that the engine has executed.
 fn folds(bench: &Bench) -> Vec<(String, String)> {
     bench.world.folds.lock().unwrap().clone()
 }

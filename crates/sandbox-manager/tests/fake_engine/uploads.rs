@@ -99,6 +99,7 @@ impl TestStore {
         fs::create_dir(self.bucket()).unwrap();
     }
 
+    /// Ends the effect of [`Self::make_unreachable`] or [`Self::unmount`].
     pub fn make_reachable(&self) {
         if self.bucket().is_dir() {
             fs::remove_dir(self.bucket()).unwrap();

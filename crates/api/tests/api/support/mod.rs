@@ -101,12 +101,14 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// Returns a field of the body, which must be a text.
     pub fn text(&self, field: &str) -> String {
         let text = self.body[field].as_str();
         text.unwrap_or_else(|| panic!("no {field} in {}", self.body))
             .to_owned()
     }
 
+    /// Returns the id of the sandbox in the body.
     pub fn id(&self) -> String {
         self.text("sandboxID")
     }
@@ -391,6 +393,7 @@ impl Api {
         self.sandbox_of(&self.admin).await
     }
 
+    /// Creates a sandbox of a caller. Returns its id.
     pub async fn sandbox_of(&self, caller: &TestCaller) -> String {
         let body = json!({ "templateID": "base" });
         let made = self.call_as(caller, "POST", "/v2/sandboxes", body).await;

@@ -31,6 +31,7 @@ impl Bench {
         Self::in_dir(tempfile::tempdir().unwrap())
     }
 
+    /// Uses `dir`, which must be empty, as data directory.
     pub fn in_dir(dir: tempfile::TempDir) -> Self {
         fs::create_dir(dir.path().join("snapshots")).unwrap();
         Self {
@@ -39,6 +40,7 @@ impl Bench {
         }
     }
 
+    /// Opens the sandboxes of the data directory, as a starting daemon does.
     pub async fn open(&self) -> Sandboxes {
         self.open_with(HostOptions::default()).await
     }
@@ -53,6 +55,7 @@ impl Bench {
         }
     }
 
+    /// Like [`Self::open`], with options. By default, the host has plenty of free resources.
     pub async fn open_with(&self, mut options: HostOptions) -> Sandboxes {
         // The tests must not depend on the load of this machine.
         options.reader.get_or_insert_with(|| Arc::new(Plenty));
@@ -61,6 +64,7 @@ impl Bench {
         Sandboxes::open(engines, &journal, options).await.unwrap()
     }
 
+    /// Returns the directory with the files of snapshots.
     pub fn files(&self) -> PathBuf {
         Path::join(self.dir.path(), "snapshots")
     }

@@ -191,10 +191,12 @@ impl World {
         body.clone()
     }
 
+    /// Sets the content of the memory of the guest of a sandbox.
     pub fn write(&self, id: &str, text: &str) {
         *self.body(id).memory.lock().unwrap() = text.to_owned();
     }
 
+    /// Returns the content of the memory of the guest of a sandbox.
     pub fn read(&self, id: &str) -> String {
         self.body(id).memory.lock().unwrap().clone()
     }
@@ -235,10 +237,12 @@ impl World {
 }
 
 impl Body {
+    /// Returns whether the guest has not exited.
     pub(super) fn lives(&self) -> bool {
         self.end.borrow().is_none()
     }
 
+    /// Ends the guest as an engine does on request.
     pub fn stop(&self) {
         // The first exit reason remains.
         self.end.send_if_modified(|end| {
