@@ -1,4 +1,5 @@
-//! Tests of archives.
+//! Tests of the tar archives by which clients copy file trees from and to a guest. The agent runs
+//! as a program of the test's host, so that the test can inspect the files.
 
 #![allow(
     clippy::unwrap_used,
@@ -13,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
+/// Reads a whole archive.
 async fn all(mut reader: FileReader) -> Vec<u8> {
     let mut bytes = Vec::new();
     while let Some(piece) = reader.next().await.unwrap() {
@@ -398,6 +400,7 @@ async fn archives_of_any_size_take_little_memory() {
     let status = fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
     let peak = status.lines().find(|l| l.starts_with("VmHWM:")).unwrap();
     let kib: u64 = peak.split_whitespace().nth(1).unwrap().parse().unwrap();
+    // Far less than the large file of 100 MB.
     assert!(kib < 12 * 1024, "{kib} KiB resident at most");
 }
 
@@ -446,7 +449,10 @@ async fn archives_need_the_token_and_names_need_not_be_text() {
     assert!(refused.is_err());
     let client = agent.client.clone().with_token("secret");
     let bytes = all(client.archive_read(&[path], None).await.unwrap()).await;
+    // A tar header ends the name with a zero byte.
     assert!(bytes.windows(3).any(|name| name == b"n\xff\0"));
+    // Only sandboxes have a layer: the changes of their overlay file system. This agent has no
+    // overlay.
     let missing = client.layer().await;
     assert!(matches!(
         missing.err(),

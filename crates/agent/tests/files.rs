@@ -93,6 +93,8 @@ fn parts_of_files_and_compressed_files_are_sent() {
     let mut back = String::new();
     GzDecoder::new(&body[..]).read_to_string(&mut back).unwrap();
     assert!(back == text);
+    // HTTP libraries send several encodings by default. Only a client that lists gzip alone has
+    // requested compression.
     let (head, body) = get("Accept-Encoding: gzip, deflate, br");
     assert!(!head.contains("content-encoding") && body.len() == text.len());
 }
@@ -133,7 +135,7 @@ fn uploads_may_be_compressed_and_carry_metadata() {
             .0
             .starts_with("HTTP/1.1 400")
     );
-    let (_, cut) = (0, &gzip(text.as_bytes())[..50]);
+    let cut = &gzip(text.as_bytes())[..50];
     assert!(
         agent
             .raw(&post, &headers, cut)

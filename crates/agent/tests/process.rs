@@ -4,6 +4,7 @@ use crate::common::{LIMIT, TestAgent, alive, wait_for};
 use jiffy_agent_client::{ClientError, ProcessEvent, ProcessLimits, ProcessSpec, PtySize, RpcCode};
 use std::time::{Duration, Instant};
 
+/// Returns the specification of a process that runs a shell command.
 fn sh(line: &str) -> ProcessSpec {
     ProcessSpec::new("/bin/sh", ["-c", line])
 }
@@ -427,6 +428,7 @@ async fn two_hundred_processes_at_once_leave_no_zombie() {
     let fds = std::fs::read_dir(format!("/proc/{}/fd", agent.pid()))
         .unwrap()
         .count();
+    // A leak of the two output pipes of each process would leave 400 descriptors.
     assert!(fds < 250, "{fds} descriptors are open");
 }
 
@@ -447,6 +449,7 @@ async fn resource_limits_are_enforced() {
         .trim()
         .parse()
         .unwrap();
+    // The agent raises the limit of the host, usually 1024, to 65,536 or to the hard limit.
     assert!((1025..=65_536).contains(&files), "{files}");
 }
 
@@ -472,6 +475,7 @@ async fn a_start_stream_begins_with_start_sends_keepalives_and_ends_with_an_end_
 #[tokio::test]
 async fn spawning_inherits_nothing_but_three_descriptors() {
     let agent = TestAgent::new();
+    // The standard streams, and the directory that `ls` reads.
     assert_eq!(agent.shell("ls /proc/self/fd | wc -l").await.1, b"4\n");
     let (_, stdout, _) = agent
         .shell("grep -E 'Sig(Blk|Ign)' /proc/self/status")

@@ -93,6 +93,7 @@ fn a_connection_is_reusable_after_a_stream_whose_request_ended_late() {
 #[test]
 fn an_oversized_message_is_rejected_and_not_retried() {
     let agent = TestAgent::new();
+    // The limit of a message is 4 MiB.
     let long = vec![b' '; 5 * 1024 * 1024];
     let (head, body) = agent.raw(
         &format!("POST {LIST}"),

@@ -1,4 +1,6 @@
-//! Tests of file systems that do not answer.
+//! Tests of file systems that do not answer. A call of the agent on such a file system is *stuck*
+//! if it makes no progress for the time `--patience-ms`. The client then receives an error,
+//! although the thread remains blocked in the kernel.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::common::{TestAgent, wait_for};
@@ -29,6 +31,7 @@ fn can_mount(test: &str) -> bool {
     can
 }
 
+/// Returns the number of stuck calls from the agent's metrics.
 fn stuck_calls(agent: &TestAgent) -> u64 {
     let (_, body) = agent.raw("GET /metrics", &[], b"");
     let metrics: serde_json::Value = serde_json::from_slice(&body).unwrap();
@@ -151,6 +154,7 @@ async fn an_unresponsive_file_system_affects_only_the_calls_on_it() {
             .unwrap()
             .count()
     };
+    // The event loop and one permanent thread for calls remain.
     wait_for("the end of idle threads", || threads() == 2);
 }
 

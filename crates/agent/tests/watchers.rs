@@ -1,4 +1,5 @@
-//! Tests of watchers.
+//! Tests of watchers, which report changes of the files in a directory. A *polled* watcher queues
+//! its events until the client requests them. A stream sends its events at once.
 #![allow(clippy::unwrap_used, reason = "a panic is a failed test")]
 
 use crate::common::{TestAgent, wait_for};

@@ -49,12 +49,14 @@ impl Scene {
     }
 }
 
+/// Returns an entry without content. `link` is the target of a link.
 fn entry(kind: ArchiveEntryKind, path: &str, link: &str) -> ArchiveEntry {
     let mut entry = ArchiveEntry::new(kind, path, 0o6777);
     entry.link = link.into();
     entry
 }
 
+/// Returns a file of four bytes with the set-user-id and set-group-id bits.
 fn file(path: &str) -> ArchiveEntry {
     ArchiveEntry::new(ArchiveEntryKind::File, path, 0o6777).with_size(4)
 }

@@ -1,4 +1,6 @@
-//! Tests of the selection of a context's files, and of the names of their archives.
+//! Tests of build contexts. A *context* is the directory whose files the `COPY` instructions of a
+//! Dockerfile refer to. The tests check which files are packed into archives, and how the archives
+//! are named.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use flate2::read::GzDecoder;
@@ -27,6 +29,7 @@ fn context(files: &[(&str, &str)]) -> TempDir {
     dir
 }
 
+/// Prepares the build of the Dockerfile `text` with the context `directory`.
 fn build(directory: &Path, text: &str) -> Result<PreparedBuild, String> {
     let parsed = parse(text, &DockerfileOptions::default()).unwrap();
     prepare(parsed, directory, Some(&directory.join("Dockerfile"))).map_err(|e| e.to_string())
@@ -46,7 +49,8 @@ fn copies(prepared: &PreparedBuild) -> Vec<(String, Vec<String>)> {
     named.collect()
 }
 
-/// Returns the names in the archive of the first upload.
+/// Returns the names in the archive of the first upload, with `/` after directories and `@` after
+/// symbolic links.
 fn names(prepared: &PreparedBuild) -> Vec<String> {
     let mut packed = Vec::new();
     prepared.uploads[0].write_to(&mut packed).unwrap();
@@ -63,6 +67,7 @@ fn names(prepared: &PreparedBuild) -> Vec<String> {
     names
 }
 
+/// Returns the names in the archive for `COPY sources`.
 fn of(directory: &Path, sources: &str) -> Vec<String> {
     names(&build(directory, &format!("FROM a\nCOPY {sources} /x/")).unwrap())
 }
@@ -93,6 +98,7 @@ fn sources_are_files_directories_and_patterns() {
         of(path, "*/*.rs [a-b].txt"),
         ["a.txt", "b.txt", "src/main.rs"]
     );
+    // Five files and three directories.
     assert_eq!(of(path, ".").len(), 8);
     assert_eq!(of(path, "src/../empty/"), ["empty/"]);
 }

@@ -1,7 +1,9 @@
 //! Tests of the threads for calls that may block forever, such as calls on a stuck file system.
 //!
-//! A call is *stuck* if it made no progress for longer than the patience of its class. The *place*
-//! of a call is the mount point above its path, or on the root file system the path itself.
+//! The calls are divided into classes, such as calls on files and starts of processes. Each class
+//! has a limit of threads and a *patience*: a call without progress for a longer time is *stuck*.
+//! The *place* of a call is the mount point above its path, or on the root file system the path
+//! itself.
 
 use super::*;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! A separate agent for each test.
+//! Fixture of the agent's tests: [`TestAgent`] starts a separate agent for each test, as a program
+//! of this host.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(
     clippy::unwrap_used,
@@ -26,10 +27,12 @@ pub struct TestAgent {
 }
 
 impl TestAgent {
+    /// Starts an agent.
     pub fn new() -> Self {
         Self::with(&[])
     }
 
+    /// Starts an agent with additional command-line arguments.
     pub fn with(arguments: &[&str]) -> Self {
         Self::start(arguments, None)
     }
@@ -89,14 +92,17 @@ impl TestAgent {
         }
     }
 
+    /// Returns the process id of the agent.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
+    /// Returns the path of the socket on which the agent serves its API.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("agent.sock")
     }
 
+    /// Returns the path of a file in the agent's directory.
     pub fn path(&self, name: &str) -> String {
         self.directory.path().join(name).display().to_string()
     }
@@ -231,6 +237,7 @@ pub fn alive(pid: u32) -> bool {
         .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap().starts_with('Z'))
 }
 
+/// Compresses bytes.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     GzEncoder::new(bytes, Compression::fast())

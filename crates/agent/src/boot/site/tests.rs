@@ -9,6 +9,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 use tempfile::TempDir;
 
+/// Certificate of a company's authority. OpenSSL names it by the hash of its subject, `fa831672`.
 const COMPANY: &str = include_str!("../../../../sandbox-manager/src/site/company.pem");
 
 /// Returns PEM text that stands for the certificate of a public authority. The encoded certificate
@@ -51,6 +52,7 @@ fn root(files: &[(&str, &str)]) -> TempDir {
     root
 }
 
+/// Returns the content of a file below a root.
 fn text(root: &TempDir, path: &str) -> String {
     fs::read_to_string(root.path().join(path)).unwrap()
 }
@@ -74,6 +76,7 @@ fn all(root: &Path) -> Vec<(PathBuf, String)> {
     found
 }
 
+/// Returns the environment of a sandbox that has no variables.
 fn none() -> BTreeMap<String, String> {
     BTreeMap::new()
 }
@@ -254,6 +257,7 @@ fn a_proxy_is_in_variables_of_both_cases_and_apt_unless_the_sandbox_has_its_own(
         );
     }
     assert!(output.contains("Acquire::http::Proxy::db.corp \"DIRECT\";\n"));
+    // apt's settings name single hosts only: networks and whole domains are omitted.
     assert!(!output.contains("10.0.0.0") && !output.contains("::.corp"));
 
     let mut env = BTreeMap::from([("HTTP_PROXY".to_owned(), "http://own:1".to_owned())]);
@@ -290,7 +294,8 @@ fn java_uses_a_store_of_all_authorities_and_proxy_options() {
     assert!(options.ends_with("nonProxyHosts=localhost|127.0.0.1|::1|*.corp|db.corp"));
     let bytes = fs::read(root.path().join(&store[1..])).unwrap();
     assert_eq!(Keystore::decode(&bytes).unwrap().len(), 2);
-    // A store begins with a magic number and ends with a SHA-1 digest of 20 bytes.
+    // A store begins with a magic number and ends with a SHA-1 digest of 20 bytes. The second call
+    // lacks the digest and the byte before it.
     assert_eq!(Keystore::decode(&bytes[1..]), None);
     assert_eq!(Keystore::decode(&bytes[..bytes.len() - 21]), None);
 }

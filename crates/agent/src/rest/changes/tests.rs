@@ -89,6 +89,7 @@ fn overlayfs_whiteouts_are_deleted_files() {
         let made = unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR, 0) };
         assert_eq!(made, 0);
     }
+    // An opaque directory hides its entries in lower layers, which therefore count as deleted.
     let opaque = sys::cpath(&upper.join("d")).unwrap();
     // SAFETY: the strings are zero-terminated, and the buffer has one byte.
     let set = unsafe {
