@@ -66,6 +66,7 @@ async fn only_the_balloon_has_ordinary_interrupts() {
     let mut devices: Vec<_> = output.lines().collect();
     devices.sort_unstable();
     let quiet = "0x4646494a";
+    // The device ids are 2 for disks, 4 for random numbers, 5 for the balloon and 0x13 for sockets.
     assert_eq!(
         devices,
         [

@@ -14,7 +14,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::mpsc;
 use std::time::Duration;
 
+/// Port of the host's echo service.
 const ECHO: u16 = 7;
+/// IPv6 addresses of host and guest. The IPv4 addresses are in [`wire`].
 const HOST6: &str = "fd00:4a49::1";
 const GUEST6: &str = "fd00:4a49::2";
 

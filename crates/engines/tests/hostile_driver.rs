@@ -84,8 +84,8 @@ fn start() -> (Child, Channel) {
     (child.unwrap(), control)
 }
 
-/// Returns the configuration of a machine with all devices. Its kernel and ramdisk are the first
-/// descriptors.
+/// Returns the configuration of a machine with all devices. An `FdIndex` is the position of a
+/// descriptor in the message to the VMM (see [`attack`]).
 fn config(mac: [u8; 6]) -> VmConfig {
     VmConfig {
         vcpus: 1,

@@ -51,6 +51,7 @@ async fn ten_sandboxes_boot_concurrently_from_the_same_descriptors() {
         ids.push((id.to_owned(), files.to_owned()));
     }
     ids.sort();
+    // The boot ids differ, and the files are the same.
     assert!(ids.windows(2).all(|w| w[0].0 != w[1].0 && w[0].1 == w[1].1));
     for guest in guests {
         guest.finish().await;

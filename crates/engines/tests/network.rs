@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+/// Ports of the host's services, as assigned by RFCs 862 to 864. `DISCARD` answers with the number
+/// of bytes that it received, and `SOURCE` sends [`BULK`] bytes.
 const ECHO: u16 = 7;
 const DISCARD: u16 = 9;
 const SOURCE: u16 = 19;

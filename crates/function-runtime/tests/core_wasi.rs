@@ -1,4 +1,4 @@
-//! Tests for the imports of modules of jiffy-core/1.
+//! Tests for the functions of WASI that modules of jiffy-core/1 may import.
 //!
 //! *jiffy-core/1* is the interface between the host and a core WebAssembly module. For each
 //! request, the host calls the module's function `jiffy_buf`, writes the request to the returned

@@ -188,7 +188,8 @@ fn forged_stale_and_foreign_files_are_not_loaded() {
     assert!(
         edit(HEADER_BYTES + 5000, true).contains("digest of the compiled module does not match")
     );
-    // Byte 16 is the first byte of the engine's fingerprint.
+    // The header begins with the magic number (8 bytes), the kind of the module in byte 8, and 7
+    // reserved bytes. Byte 16 is the first byte of the engine's fingerprint.
     assert!(edit(16, true).contains("another version"));
     assert!(edit(8, true).contains("another format"));
     let (foreign, foreign_digest) = tenant.compile_for(&constant("x"), "tenant-2").unwrap();

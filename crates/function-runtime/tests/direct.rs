@@ -24,7 +24,8 @@ use tokio::sync::watch;
 
 /// Id of the API key that owns the functions.
 const KEY: Option<&str> = Some("k1");
-/// Module of jiffy-core/1 that answers with the received message. `GET /t` traps.
+/// Module of jiffy-core/1 that answers with the received message, which it receives directly behind
+/// the head of its response. A request whose path starts with `/t` traps.
 const MIRROR: &str = r#"(module (memory (export "memory") 2)
     (data (i32.const 4091) "200\n\n")
     (func (export "jiffy_buf") (param i32) (result i32) (i32.const 4096))
@@ -34,7 +35,7 @@ const MIRROR: &str = r#"(module (memory (export "memory") 2)
         (i32.add (local.get $length) (i32.const 5)))
     (func (export "jiffy_out") (result i32) (i32.const 4091)))"#;
 
-/// Permit of a connection.
+/// Permit of a connection, by which the host counts open and busy connections.
 struct Permit {
     _open: Arc<()>,
     is_busy: watch::Sender<bool>,
@@ -56,6 +57,7 @@ struct DirectHost {
     is_busy: watch::Sender<bool>,
 }
 
+/// Opens a host of functions with this data directory.
 fn open(directory: &tempfile::TempDir) -> Functions {
     Functions::open(FunctionHostSettings {
         directory: directory.path().to_owned(),
@@ -70,6 +72,7 @@ fn open(directory: &tempfile::TempDir) -> Functions {
     })
 }
 
+/// Returns the host name, with the port, by which clients address a function.
 fn host(name: &str) -> String {
     format!("{}.fn.localhost:80", owner::label(KEY, name))
 }
@@ -202,6 +205,7 @@ fn complete(read: &[u8]) -> Option<DirectResponse> {
     let text = String::from_utf8_lossy(read);
     let (head, body) = text.split_once("\r\n\r\n")?;
     let response = DirectResponse {
+        // The status follows `HTTP/1.1 `.
         status: head.get(9..12)?.parse().unwrap(),
         head: head.to_owned(),
         body: body.to_owned(),

@@ -132,6 +132,7 @@ fn the_example_in_c_answers() {
         return;
     }
     let answer = ask(&tenant(), "c", b"123456789");
+    // The CRC-32 of the nine digits.
     assert_eq!((answer.status, answer.text()), (200, "cbf43926\n"));
 }
 
@@ -147,6 +148,7 @@ fn the_example_in_go_answers() {
     if skip("the_example_in_go_answers", reason) {
         return;
     }
+    // The SHA-256 digest of `abc`.
     let digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad\n";
     let answer = ask(&tenant.unwrap(), "go", b"abc");
     assert_eq!((answer.status, answer.text()), (200, digest));

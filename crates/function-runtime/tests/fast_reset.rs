@@ -23,7 +23,9 @@ const PAGE: usize = 4096;
 const PAGES: usize = 64;
 /// Timeout for swapping out pages. `MADV_PAGEOUT` skips busy pages, and is repeated.
 const PAGE_OUT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Memory of 64 pages. The module sets the beginning of 16 of them.
+/// Module with a memory of 4 pages of WebAssembly, which are 64 pages of 4 KiB, and a table of
+/// 2,000 elements. The memory begins with `DATA`. `mark` sets an element of the table, and
+/// `is_null` returns whether an element is null.
 const MODULE: &str = r#"(module (memory (export "memory") 4)
     (table (export "table") 2000 funcref) (elem declare func $f) (func $f)
     (func (export "mark") (param i32) (table.set (local.get 0) (ref.func $f)))
@@ -32,7 +34,8 @@ const MODULE: &str = r#"(module (memory (export "memory") 4)
     (data (i32.const 0) "DATA"))"#;
 
 /// Scans memory with the kernel, without the interposed `ioctl`. Returns the number of pages that
-/// have all categories in `mask`, and one of the categories in `any` unless it is 0.
+/// have all categories in `mask`, and one of the categories in `any` unless it is 0. Pages of files
+/// and the zero page do not count, since they contain no data of a request.
 fn scan(address: usize, length: usize, mask: u64, any: u64) -> u64 {
     let mut regions = [[0u64; 3]; 64];
     let mut scan = PageScan {

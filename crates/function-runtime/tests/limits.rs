@@ -8,6 +8,7 @@ use crate::support::{PROBE, TestTenant, constant};
 use jiffy_proto::function::{ControlRequest, FunctionLimits, TenantLimits};
 use std::time::{Duration, Instant};
 
+/// Returns the status and code of an error response, in the form of `TestResponse::fault`.
 fn fault(status: u16, code: &str) -> (u16, String) {
     (status, code.to_owned())
 }
@@ -57,7 +58,7 @@ fn a_guest_that_exceeds_a_limit_is_terminated_with_an_error_response() {
     assert!(metrics.cpu_us >= 50_000, "{metrics:?}");
 }
 
-/// Module whose `jiffy_buf` has the body `body`.
+/// Returns a module whose `jiffy_buf` has the body `body`.
 fn with_buf(body: &str) -> String {
     with_exports(body, "(i32.const 0)")
 }

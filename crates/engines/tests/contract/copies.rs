@@ -2,6 +2,9 @@
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! after its boot or restore.
+//!
+//! The tests recognise that a guest's memory survived by a process that counts. `count` starts the
+//! process, and `counted` returns its process id and count.
 
 use super::place::{Place, Running, TEMPLATE, exited, name, new_identity, next_output};
 use jiffy_engine_api::{AfterSnapshot, BootMode, ExitReason, SandboxIdentity, SnapshotRequest};
@@ -210,6 +213,7 @@ pub async fn a_removed_snapshot_does_not_affect_guests_restored_from_it(place: &
     let restored = place.restored(&engine, &id).await;
     // A snapshot whose memory is shared with sandboxes remains while they need it.
     let all = engine.engines.descriptions();
+    // An engine with incremental snapshots maps the memory of a guest from the snapshot's files.
     let shared = all.iter().any(|e| e.default && e.capabilities.incremental);
     let removed = engine.snapshot_files().remove(&id);
     assert_eq!(removed.is_err(), shared, "{removed:?}");

@@ -1,4 +1,8 @@
 //! Contract of detached guests, which outlive the process that started them.
+//!
+//! A *handle* is the text by which a later process finds a detached guest. The later process
+//! *adopts* the guest, which means that it drives the guest from then on. `count` starts a process
+//! in the guest that counts, and `counted` returns its process id and count.
 
 use super::place::{Place, Running, exited, within};
 use jiffy_engine_api::{AfterSnapshot, DetachedGuest, ExitReason, GuestHandle};

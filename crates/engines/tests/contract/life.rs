@@ -1,4 +1,7 @@
 //! Contract of boots and of operations on running guests.
+//!
+//! An *unassigned* guest is started but does not belong to a sandbox yet: it waits for its
+//! *identity*, which consists of id, host name, entropy and clock.
 
 use super::place::{Place, Running, TEMPLATE, missing, new_identity, size};
 use crate::support::{programs, skip, until};
@@ -49,6 +52,8 @@ pub async fn a_sandbox_starts_on_the_selected_engine(place: &Place) {
     let default = engine.engines.default_engine();
     let default_state = default.prepare(TEMPLATE).await;
     let fingerprint = |state: jiffy_engine_api::TemplateState| state.snapshot_fingerprint(size());
+    // Sandboxes with equal fingerprints share a snapshot of the booted template. Sandboxes of
+    // different engines must not.
     assert_ne!(
         fingerprint(own_state.unwrap()),
         fingerprint(default_state.unwrap())
@@ -145,7 +150,9 @@ while True: pass";
 }
 
 /// 40 programs that use all memory at the same time. Each first writes to one page per huge page.
-/// An engine that provides memory in larger pieces must count these pieces and the page tables.
+/// An engine that provides memory in larger pieces must count these pieces and the page tables. The
+/// first three programs that end must have been killed by the guest's kernel (signal 9). The others
+/// are then killed.
 const MANY_HOGS: &str = "
 import mmap, os
 def hog():

@@ -1,4 +1,7 @@
 //! [`Place`]: the data directory of a test with one engine, and the guests in it.
+//!
+//! An *unassigned* guest is started but does not belong to a sandbox yet: it waits for its
+//! *identity*, which consists of id, host name, entropy and clock.
 
 use crate::support::{self, LIMIT, programs, skip, until};
 use jiffy_agent_client::{AgentClient, ExitStatus, Process, ProcessEvent, ProcessSpec};
@@ -80,6 +83,7 @@ impl Place {
             let mut paths = entries(&run.join("vmm"));
             paths.extend(entries(&run.join("gvisor")));
             paths.extend(entries(&run.join("gvisor/state")));
+            // The directory `state` itself remains. Only its entries belong to guests.
             paths.retain(|path| !path.ends_with("gvisor/state"));
             paths
         };
@@ -130,8 +134,8 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// Returns the processes whose command lines or open files refer to the directory, and orphaned
-/// processes of other programs.
+/// Returns the processes, except this one, whose command lines or open files refer to the
+/// directory.
 fn processes_of(directory: &Path) -> Vec<PathBuf> {
     let name = directory.to_str().unwrap();
     let own = std::process::id().to_string();

@@ -26,7 +26,9 @@ const DATA: u64 = 0x200_0000;
 const DATA_BYTES: u64 = 16 << 20;
 /// Address of page numbers and request headers, to which devices do not write.
 const REQUESTS: u64 = 0x400_0000;
+/// Address of the first device's registers. Each device has a page.
 const MMIO: u64 = 0xd000_0000;
+/// Address of the registers of the I/O APIC.
 const IOAPIC: u64 = 0xfec0_0000;
 /// Registers of a device (virtio 1.2 4.2.2). A 64-bit address has two registers, of which the first
 /// one is listed.
@@ -167,6 +169,7 @@ pub fn ramdisk(seed: u64) -> (Vec<u8>, usize) {
 }
 
 impl Script {
+    /// Appends a step in the format of `struct step`.
     fn step(&mut self, what: What, width: u8, port: u16, address: u64, value: u64) {
         let mut step = [0; 16];
         step[0] = what as u8;
@@ -203,6 +206,7 @@ impl Script {
         self.copy(address, offset, length);
     }
 
+    /// Copies a range of the pool to guest memory.
     fn copy(&mut self, address: u64, offset: usize, length: u64) {
         self.copies.push(self.steps.len());
         let value = u64::try_from(offset).unwrap() | length << 32;
@@ -216,11 +220,13 @@ impl Script {
         self.copy(address, offset, PAGE.try_into().unwrap());
     }
 
+    /// Writes the lower 32 bits of `value` to a register.
     fn register(&mut self, device: Device, offset: u64, value: u64) {
         let address = MMIO + device.page * 0x1000 + offset;
         self.step(What::Store, 4, 0, address, value & 0xffff_ffff);
     }
 
+    /// Notifies the device of a queue, which sometimes does not exist.
     fn notify(&mut self, device: Device) {
         let queue = if self.random.once_in(8) {
             self.random.next()

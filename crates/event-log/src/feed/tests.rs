@@ -4,11 +4,13 @@ use super::*;
 use crate::log::MAX_ENTRY_BYTES;
 use std::time::Duration;
 
+/// Retention that removes no event of these tests.
 const RETENTION: Retention = Retention {
     max_bytes: 256 << 20,
     max_age: Duration::from_secs(7 * 24 * 3600),
 };
 
+/// Returns an event of a sandbox.
 fn event(owner: &str, sandbox: &str) -> Event {
     Event {
         owner: Some(owner.to_owned()),
@@ -17,6 +19,7 @@ fn event(owner: &str, sandbox: &str) -> Event {
     }
 }
 
+/// Returns a query of the first page, of at most `limit` events.
 fn query(limit: usize) -> PageQuery {
     PageQuery {
         limit,
@@ -24,6 +27,7 @@ fn query(limit: usize) -> PageQuery {
     }
 }
 
+/// Returns the sandbox of each event of a page.
 fn sandboxes(page: &Page<Event>) -> Vec<&str> {
     let entries = page.entries.iter();
     entries
@@ -111,6 +115,7 @@ fn the_oldest_events_are_dropped_by_size_and_reported_by_count_and_time() {
         .unwrap()
         .map(|file| file.unwrap().metadata().unwrap().len())
         .sum();
+    // The events are removed by whole segments (files), which have at least 64 KiB.
     assert!(bytes <= retention.max_bytes + (64 << 10), "{bytes}");
     // A reader that has seen the last dropped event misses nothing.
     let after = PageQuery {
@@ -138,6 +143,7 @@ fn the_oldest_events_are_dropped_by_age() {
     }
     let feed = EventFeed::open(directory.path(), None, retention).unwrap();
     let page = feed.page(&query(100), &EventFilter::default()).unwrap();
+    // The newest events remain: only complete segments are removed.
     assert!(page.dropped.unwrap().count > 0);
     assert!(page.entries.len() < 10);
 }

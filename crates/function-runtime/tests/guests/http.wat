@@ -3,6 +3,8 @@
 ;; f a request to the authority that follows; the answer is R and the first digit of the status, or E
 ;; and a letter, A for the first case of error-code, m searches for marks in six pages and leaves one
 ;; in the page that follows, 0 to 5; otherwise it logs a line and answers with a greeting.
+;; Memory of the core module: the path at 32768 (its address and length at 4 and 8), results of the
+;; other calls below 1024, texts from 1024 on, and marks in the pages from 40960 on.
 (component $C
   (import "wasi:io/error@0.2.0" (instance $error (export "error" (type (sub resource)))))
   (alias export $error "error" (type $error-type))

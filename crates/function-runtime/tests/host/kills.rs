@@ -257,6 +257,7 @@ async fn a_killed_first_deployment_leaves_the_function_or_no_files() {
 
 #[test]
 fn a_deployment_whose_compiler_or_process_is_killed_succeeds_or_fails_with_a_reason() {
+    // The step is not a number, so the child kills other processes.
     let status = child(Path::new("/"), &key("parts"), "none");
     assert!(status.success(), "{status}");
 }

@@ -1,4 +1,6 @@
-//! Tenant's process with functions, and a client of its socket.
+//! Fixture of most tests of this crate: [`TestTenant`], a tenant's process with functions, and
+//! [`TestClient`], a client of its socket. A *tenant* is an owner of functions, all of which run in
+//! one process.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use jiffy_function_manager::DeployQuota;
@@ -34,6 +36,7 @@ pub fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_jiffy-functions"))
 }
 
+/// Returns the settings of a process with these limits.
 pub fn settings(limits: TenantLimits) -> ProcessSettings<'static> {
     ProcessSettings {
         program: program(),
@@ -54,6 +57,7 @@ pub struct TestTenant {
 }
 
 impl TestTenant {
+    /// Starts a process with the default limits.
     pub fn start() -> Self {
         Self::with_limits(&TenantLimits::default())
     }
@@ -62,6 +66,7 @@ impl TestTenant {
         Self::with(&settings(*limits))
     }
 
+    /// Starts a process with another build of the program.
     pub fn with_program(program: &Path) -> Self {
         Self::with(&ProcessSettings {
             program,
@@ -84,6 +89,7 @@ impl TestTenant {
         &self.program
     }
 
+    /// Returns the path of a new file in the directory of the tenant.
     pub fn path(&self) -> PathBuf {
         let number = self.files.fetch_add(1, Ordering::Relaxed);
         self.directory.path().join(number.to_string())
@@ -94,6 +100,7 @@ impl TestTenant {
         self.compile_for(module, OWNER)
     }
 
+    /// Compiles a module for the tenant `owner`.
     pub fn compile_for(
         &self,
         module: &[u8],
@@ -130,11 +137,13 @@ impl TestTenant {
         Ok((target, digest))
     }
 
+    /// Loads a compiled module as the function `name`.
     pub fn load(&self, name: &str, compiled: &(PathBuf, String), limits: FunctionLimits) {
         let file = File::open(&compiled.0).unwrap();
         self.process.load(name, &file, &compiled.1, limits).unwrap();
     }
 
+    /// Compiles and loads a module as the function `name`.
     pub fn deploy(&self, name: &str, module: &[u8], limits: FunctionLimits) {
         self.load(name, &self.compile(module).unwrap(), limits);
     }
@@ -301,6 +310,7 @@ impl TestClient {
     }
 }
 
+/// Modules and components of tests. Their comments describe how they react to a request.
 pub const PROBE: &[u8] = include_bytes!("../guests/probe.wat");
 pub const HTTP: &[u8] = include_bytes!("../guests/http.wat");
 pub const TRACES: &[u8] = include_bytes!("../guests/traces.wat");

@@ -109,7 +109,10 @@ const FUNCTIONS: &str = "
       (call $check (i32.eq (i32.load8_u offset=8 (global.get $R)) (i32.const 17)))
       (call $check (i32.eq (i32.load offset=24 (global.get $R)) (local.get $length))))";
 
-/// Handlers, which report error codes by the number of their case.
+/// Handlers by their letter. Error codes are compared by the number of their case in wasi:http: 2
+/// destination-not-found, 8 connection-timeout, 9 connection-read-timeout, 17
+/// HTTP-request-body-size, 19 HTTP-request-URI-invalid, 35 HTTP-protocol-error, and 38
+/// internal-error.
 const HANDLERS: [(char, &str); 17] = [
     ('g', "(call $fetch (call $get {query}))"),
     ('l', "(call $fetch (call $get {long}))"),
