@@ -17,11 +17,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 
+/// Limits of a disk that has none.
 const LIMITS: DiskLimits = DiskLimits {
     bytes_per_s: None,
     requests_per_s: None,
 };
 
+/// Serialized forms of the requests and events with many fields, with line breaks that [`check`]
+/// removes. A number in the place of a file is the position of its descriptor in the message.
 const START: &str = r#"{"op":"start","vcpus":2,"memory_mib":512,"kvm":0,"kernel":1,"initrd":null,"cmdline":"quiet",
 "disks":[{"kind":"read_only","image":2},{"kind":"overlay","base":3,"overlay":4}],
 "disk_limits":{"bytes_per_s":null,"requests_per_s":null},

@@ -31,6 +31,7 @@ fn put(store: &Store, id: &str, parent: Option<&str>) {
     published.unwrap();
 }
 
+/// Returns the manifest of a snapshot with one chunk of memory and one block of disk.
 fn manifest(id: &str, parent: Option<&str>) -> Manifest {
     Manifest {
         format: SNAPSHOT_FORMAT,

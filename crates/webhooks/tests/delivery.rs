@@ -1,4 +1,5 @@
-//! Delivery of events to a server in this process.
+//! Delivery of events to a server in this process. A *webhook* is a URL to which events of the
+//! sandboxes of an API key are posted. Each request is signed with a secret of the webhook.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
+/// API key that owns the webhooks.
 const OWNER: &str = "ownerownerownerowner";
 const SECRET: &str = "secret-of-signatures";
 
@@ -71,6 +73,7 @@ async fn server() -> (u16, mpsc::Receiver<Received>) {
     (port, receiver)
 }
 
+/// Receives a request, passes it to the test, and responds with the test's status.
 async fn serve(mut stream: TcpStream, sender: mpsc::Sender<Received>) {
     let mut bytes = Vec::new();
     let (head, body) = loop {
@@ -101,6 +104,7 @@ async fn serve(mut stream: TcpStream, sender: mpsc::Sender<Received>) {
     }
 }
 
+/// Returns the form in which an event is posted. `None` for events that are not posted.
 fn form(id: EntryId, event: Event) -> Option<LifecycleEvent> {
     let sandbox = event.sandbox.unwrap();
     Some(LifecycleEvent {
@@ -117,6 +121,7 @@ fn form(id: EntryId, event: Event) -> Option<LifecycleEvent> {
     })
 }
 
+/// Returns an event of a sandbox. An empty owner is the owner of the host.
 fn event(kind: EventType, owner: &str, sandbox: &str) -> Event {
     Event {
         owner: Some(owner.to_owned()).filter(|owner| !owner.is_empty()),
@@ -125,6 +130,7 @@ fn event(kind: EventType, owner: &str, sandbox: &str) -> Event {
     }
 }
 
+/// Returns a webhook for all events at the server.
 fn new(port: u16) -> NewWebhook {
     NewWebhook {
         name: "hook".to_owned(),
@@ -135,12 +141,14 @@ fn new(port: u16) -> NewWebhook {
     }
 }
 
+/// Opens the webhooks of a data directory, and starts their delivery.
 fn start(home: &Path, feed: &EventFeed) -> (Webhooks, JoinHandle<()>) {
     let webhooks = Webhooks::open(home).unwrap();
     let run = webhooks.clone().run(feed.clone(), form, Arc::new(Loopback));
     (webhooks, tokio::spawn(run))
 }
 
+/// Returns the time of the newest event, in microseconds.
 fn newest(feed: &EventFeed) -> u64 {
     feed.newest().map_or(0, |id| id.time_us)
 }

@@ -3,6 +3,7 @@
 use super::*;
 use hyper::Request;
 
+/// Returns the configuration of a gateway with the domain `jiffy.example`.
 fn config() -> GatewayConfig {
     GatewayConfig {
         domains: vec!["jiffy.example".to_owned()],
@@ -10,6 +11,7 @@ fn config() -> GatewayConfig {
     }
 }
 
+/// Returns the route of a request with these headers.
 fn routed(uri: &str, headers: &[(&str, &str)]) -> Route {
     let mut request = Request::builder().uri(uri);
     for (name, value) in headers {
@@ -29,6 +31,7 @@ fn sandbox(id: &str, port: u16, path: &str, addressing: Addressing) -> Route {
     })
 }
 
+/// Returns the status with which a request is rejected. `None` if it is routed.
 fn refused(route: &Route) -> Option<StatusCode> {
     match route {
         Route::Refused(status, _) => Some(*status),

@@ -18,6 +18,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
+/// Returns a sandbox whose server responds with the protocol of the client and the URI.
 fn echo_request() -> Guests {
     let router = Router::new().fallback(any(|request: axum::extract::Request| async move {
         let proto = request.headers().get("x-forwarded-proto").unwrap();

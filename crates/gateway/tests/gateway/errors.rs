@@ -115,6 +115,7 @@ async fn host_only_paths_are_forbidden() {
     let guests = Guests::one(ID, 49983, hello());
     guests.web(ID, 3000, hello());
     let setup = Setup::new(&guests).await;
+    // Paths of the agent's API that only the host may call, in spellings that reach the same call.
     for path in [
         "/init",
         "/%69nit",

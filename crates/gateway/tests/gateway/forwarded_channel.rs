@@ -28,6 +28,7 @@ use tokio::sync::mpsc;
 /// Member that runs the sandbox.
 const OWNER: MemberId = MemberId(2);
 
+/// Returns the id of the fleet.
 fn fleet() -> FleetId {
     FleetId::try_from("7kq2".to_owned()).unwrap()
 }

@@ -26,6 +26,7 @@ impl GuestCallLog for Calls {
     }
 }
 
+/// Returns the access settings of a sandbox that belongs to a key.
 fn owned(owner: &str) -> SandboxAccess {
     SandboxAccess {
         owner: Some(owner.to_owned()),

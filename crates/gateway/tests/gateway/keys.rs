@@ -17,6 +17,7 @@ use support::{ID, KEY, Setup, collected, config, with_timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+/// API key of E2B's form.
 const API_KEY: &str = "e2b_0123456789abcdef0123456789abcdef01234567";
 
 /// Guest that responds with the headers that it received.
@@ -30,7 +31,7 @@ fn echo_request() -> Router {
     }))
 }
 
-/// Headers in which clients send a key, and headers of the application.
+/// Returns headers in which clients send a key, and headers of the application.
 fn shown() -> Vec<(&'static str, String)> {
     let basic = |text: String| format!("Basic {}", STANDARD.encode(text));
     vec![

@@ -19,6 +19,7 @@ fn limited(change: impl FnOnce(&mut GatewayLimits)) -> GatewayConfig {
     config
 }
 
+/// Returns a sandbox whose server responds at once.
 fn hello() -> Guests {
     Guests::one(ID, 3000, Router::new().fallback(any(|| async { "hello" })))
 }

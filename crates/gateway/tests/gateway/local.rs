@@ -27,6 +27,7 @@ async fn answer(may: impl Fn(u32) -> bool + Send + 'static) -> String {
     text
 }
 
+/// Sends a request over a Unix socket. Returns the bytes that are received until its end.
 async fn send_request(path: &Path) -> String {
     let mut stream = UnixStream::connect(path).await.unwrap();
     let request = b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n";

@@ -13,6 +13,7 @@ use support::{ID, Setup, with_timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
+/// Returns the routes of a server that responds at once.
 fn hello() -> Router {
     Router::new().fallback(any(|| async { "hello" }))
 }

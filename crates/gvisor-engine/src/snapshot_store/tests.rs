@@ -31,6 +31,7 @@ fn an_import_is_complete_or_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let store = SnapshotStore::open(dir.path().join("s")).unwrap();
     let manifest = GvisorManifest::new("abc", 7);
+    // Places a file `name`, and the manifest of another host, in the directory of an import.
     let with = |name: &'static str, text: &'static str| {
         move |dir: &Path| {
             fs::write(dir.join(MANIFEST_FILE), "of another host")?;

@@ -1,4 +1,6 @@
-//! A server with its own authority, and a proxy whose connections lead to it.
+//! Fixture of the tests: [`Lab`] has a server with its own certificate authority, and a proxy whose
+//! connections lead to it. A test opens connections to the proxy like the guest of a sandbox. The
+//! proxy adds the value of a secret to requests for [`HOST`].
 
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
@@ -29,8 +31,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+/// Name of the server, for which the guest's connections are intended.
 pub const HOST: &str = "api.example";
+/// Value of the secret `token`.
 pub const SECRET: &str = "value-of-the-secret";
+/// API key that owns the secret and the sandbox.
 pub const OWNER: &str = "alice";
 
 /// Request that the server received.
@@ -227,19 +232,23 @@ impl Lab {
         connector.connect(name, stream).await
     }
 
+    /// Returns the requests that the server received.
     pub fn seen(&self) -> Vec<Seen> {
         self.requests.lock().unwrap().clone()
     }
 
+    /// Returns the recorded uses of secrets and tokens.
     pub fn uses(&self) -> Vec<HeaderUse> {
         self.records.uses.lock().unwrap().clone()
     }
 
+    /// Returns the reasons of rejected connections.
     pub fn refusals(&self) -> Vec<RefusalReason> {
         self.records.refusals.lock().unwrap().clone()
     }
 }
 
+/// Connector that leads all connections of the proxy to the server, and stores its records.
 struct ToServer(SocketAddr, Records);
 
 impl ServerConnector for ToServer {
@@ -336,6 +345,7 @@ async fn answer(mut request: Request<Incoming>, (requests, written): &ServerStat
         }
         _ => Response::new(text("answer")),
     };
+    // The proxy must remove this offer of another protocol, which would bypass it.
     let alternative = HeaderValue::from_static("h3=\":443\"");
     response.headers_mut().insert("alt-svc", alternative);
     if let (Some(protocol), Some(switched)) = (upgrade, switched) {

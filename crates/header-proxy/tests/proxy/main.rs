@@ -19,6 +19,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 const ONE: &[&[u8]] = &[b"http/1.1"];
 /// Protocols (ALPN) of a client with HTTP/2 and HTTP/1.1.
 const TWO: &[&[u8]] = &[b"h2", b"http/1.1"];
+/// Value of the header that the rule of [`Lab::rule`] adds.
 const BEARER: &str = "Bearer value-of-the-secret";
 
 /// Sends bytes and returns everything that is received until the end of the connection.
@@ -32,6 +33,7 @@ async fn raw(mut stream: impl AsyncRead + AsyncWrite + Unpin, request: &str) -> 
     String::from_utf8_lossy(&answer).into_owned()
 }
 
+/// Returns the status of a response.
 fn status(answer: &str) -> &str {
     answer.split(' ').nth(1).unwrap_or_default()
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::UNIX_EPOCH;
 
+/// Returns a data directory, and the temporary directory that contains it.
 pub(crate) fn home() -> (tempfile::TempDir, Home) {
     let dir = tempfile::tempdir().unwrap();
     let home = Home::at(dir.path().join("home")).unwrap();

@@ -53,6 +53,7 @@ fn template_spec<'a>(name: &'a str, base: &'a TemplateManifest) -> DerivedTempla
     }
 }
 
+/// Builds a derived template, whose changes are the archive `layer`.
 fn derived(
     home: &Home,
     template_spec: &DerivedTemplate<'_>,
@@ -61,6 +62,7 @@ fn derived(
     template_spec.build(&Templates::new(home), &layer.end()[..], &mut |_| ())
 }
 
+/// Returns the number of entries of a directory.
 fn count(path: &Path) -> usize {
     fs::read_dir(path).unwrap().count()
 }

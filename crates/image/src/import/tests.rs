@@ -41,6 +41,7 @@ impl Image {
         }
     }
 
+    /// Stores content under its digest. Returns its descriptor.
     fn blob(&self, content: &[u8], media_type: &str) -> Value {
         let blobs = self.dir.path().join("blobs/sha256");
         fs::create_dir_all(&blobs).unwrap();
@@ -117,6 +118,7 @@ fn import_of(name: &str, source: ImportSource) -> Import {
     }
 }
 
+/// Imports an image.
 fn imported(home: &Home, import: &Import) -> Result<Template, ImportError> {
     import.run(&Templates::new(home), &mut |_| ())
 }

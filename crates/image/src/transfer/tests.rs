@@ -14,6 +14,7 @@ use std::fs;
 /// Names and contents in an archive.
 type Entries = Vec<(String, Vec<u8>)>;
 
+/// Exports a template of a data directory. Returns the file.
 fn exported(home: &Home, name: &str) -> Vec<u8> {
     let mut file = Vec::new();
     let templates = Templates::new(home);
@@ -21,6 +22,7 @@ fn exported(home: &Home, name: &str) -> Vec<u8> {
     file
 }
 
+/// Imports an exported template that no setting declares as trusted.
 fn imported(home: &Home, file: &[u8], name: Option<&str>) -> Result<Template, ImportError> {
     imported_with(home, file, name, FileTrust::default())
 }

@@ -1,9 +1,12 @@
-//! Tests of the file with the index of a layer.
+//! Tests of the file with the index of a layer. A *layer* is the part of a memory or disk that one
+//! snapshot stores. Its index has a bit for each *unit* (block or chunk) that is stored, and a bit
+//! for each unit that is zero.
 
 use super::super::DISK_BLOCK;
 use super::*;
 use std::os::unix::fs::MetadataExt;
 
+/// Returns an empty temporary file.
 fn file() -> File {
     tempfile::tempfile().unwrap()
 }

@@ -17,6 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
+/// Sizes of the memory and the disk of the snapshots in this file, in units and in bytes.
 const CHUNKS: u64 = 64;
 const BLOCKS: u64 = 256;
 const FOLD_MEMORY: u64 = CHUNKS * MEMORY_CHUNK as u64;
@@ -158,6 +159,7 @@ fn allocated(store: &Store) -> u64 {
 struct Numbers(u64);
 
 impl Numbers {
+    /// Returns a number below `limit`.
     fn below(&mut self, limit: u64) -> u64 {
         // A linear congruential generator (Knuth, MMIX).
         self.0 = self
@@ -167,6 +169,7 @@ impl Numbers {
         (self.0 >> 33) % limit
     }
 
+    /// Returns at most `count` random units of `of` units. A value is 0 only if `zeroes`.
     fn units(&mut self, count: u64, of: u64, zeroes: bool) -> Units {
         let mut set = UnitSet::empty(of);
         (0..count).for_each(|_| set.insert(self.below(of)));

@@ -1,4 +1,4 @@
-//! Tests of the store.
+//! Tests of the store of snapshots on the disk of a host.
 //!
 //! A *draft* is a snapshot that is not published yet. An *overlay* is the file to which a guest
 //! writes the changed blocks of its disk; it becomes a layer of the snapshot. A *chunk* is 64 KiB
@@ -246,6 +246,7 @@ fn every_damage_is_detected_and_its_file_reported() {
     }
 }
 
+/// Replaces a text in the manifest of a snapshot.
 fn edit(dir: &Path, from: &str, to: &str) {
     let path = dir.join("manifest.json");
     let text = fs::read_to_string(&path).unwrap();

@@ -11,10 +11,12 @@ use jiffy_snapshot::read_index;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+/// Returns a file with a working set, for a memory of `bytes`.
 fn working_set(chunks: &[u64], bytes: u64) -> fs::File {
     recorded_set(MEMORY_CHUNK, chunks, bytes)
 }
 
+/// Returns a file with a set of units, which are chunks or pages.
 fn recorded_set(unit: u32, units: &[u64], bytes: u64) -> fs::File {
     let mut set = LayerIndex::empty(unit, bytes);
     units.iter().for_each(|&c| set.stored.insert(c));
@@ -120,6 +122,7 @@ fn reclaim(layer: &fs::File) -> bool {
     cached(layer) == 0
 }
 
+/// Opens the file with the memory of a snapshot.
 fn layer(snapshot: &Snapshot) -> fs::File {
     fs::File::open(snapshot.path().join("memory.layer")).unwrap()
 }

@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
+/// Returns a request body.
 pub fn body(text: impl Into<Bytes>) -> Body {
     Full::new(text.into()).boxed_unsync()
 }
@@ -28,6 +29,7 @@ pub fn to(port: u16, path: &str) -> hyper::http::request::Builder {
         .header("e2b-sandbox-port", port)
 }
 
+/// Returns a GET request to a port of the sandbox, addressed by headers.
 pub fn get(port: u16, path: &str) -> Request<Body> {
     to(port, path).body(body("")).unwrap()
 }

@@ -1,4 +1,8 @@
 //! Guests that are tasks of the test, reached over socket pairs like real guests over vsock.
+//!
+//! Each sandbox is an entry with rights of access, and each server in a sandbox is a program that
+//! runs as a task for each connection to its port. A test can also let connections fail or wait,
+//! and count them.
 
 use axum::Router;
 use axum::response::Response;
@@ -107,6 +111,7 @@ impl Guests {
         self.links_changed.notify_waiters();
     }
 
+    /// Lets later attempts to open a connection fail.
     pub fn set_open_error(&self, error: OpenError) {
         *self.open_error.lock().unwrap() = Some(error);
     }

@@ -1,4 +1,5 @@
-//! A gateway on its own port in front of guests that are tasks of the test.
+//! Fixture of the tests: [`Setup`], a gateway on a port of the loopback interface, in front of
+//! guests and a control plane that are tasks of the test.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod client;
@@ -60,6 +61,7 @@ async fn slow() -> &'static str {
     "control plane"
 }
 
+/// Returns the settings of most tests.
 pub fn config() -> GatewayConfig {
     GatewayConfig {
         domains: vec![DOMAIN.to_owned()],
@@ -68,10 +70,12 @@ pub fn config() -> GatewayConfig {
 }
 
 impl Setup {
+    /// Starts a gateway with the settings of most tests, without TLS.
     pub async fn new(guests: &Guests) -> Self {
         Self::with(config(), guests, None).await
     }
 
+    /// Starts a gateway with other settings.
     pub async fn with(config: GatewayConfig, guests: &Guests, tls: Option<Tls>) -> Self {
         let control = control_plane();
         let gateway = Gateway::new(config, guests.clone(), control, Some(LinkSigner::new(&KEY)));
@@ -103,6 +107,7 @@ impl Setup {
         (Self::of(gateway, None).await, sender)
     }
 
+    /// Serves a gateway on a free port.
     pub async fn of<C>(gateway: Gateway<Guests, C>, tls: Option<Tls>) -> Self
     where
         C: ControlPlane + Sync,
@@ -153,6 +158,7 @@ pub async fn with_timeout<F: Future>(future: F) -> F::Output {
         .expect("the step timed out")
 }
 
+/// Reads a whole body as text.
 pub async fn collected(body: Incoming) -> String {
     use http_body_util::BodyExt;
     let bytes = with_timeout(body.collect()).await.unwrap().to_bytes();

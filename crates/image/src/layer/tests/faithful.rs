@@ -209,7 +209,7 @@ fn hard_links_share_their_file() {
     dirs.unpack(&archive.end()).unwrap();
     let inode = |path| fs::metadata(dirs.inside(path)).unwrap().ino();
     assert_eq!(inode("d/a"), inode("b"));
-    // A directory without an entry has mode 0755 and a fixed time.
+    // A directory without an entry has mode 0755 and a fixed time: the start of 2025.
     let m = fs::metadata(dirs.inside("d")).unwrap();
     assert_eq!((m.mode() & 0o7777, m.mtime()), (0o755, 1_735_689_600));
 }

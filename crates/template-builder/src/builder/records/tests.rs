@@ -1,4 +1,5 @@
-//! Tests of the builder's database.
+//! Tests of the builder's database, which records templates, their builds, and the log lines of
+//! builds.
 use super::schema::SCHEMA_V1;
 use super::*;
 

@@ -1,8 +1,12 @@
-//! Tests of the upload store.
+//! Tests of the upload store, which receives the files of builds. A client uploads a file under the
+//! name of its digest, with a ticket, which is a link of limited validity. *OfArchive* names are
+//! digests of the content that this program computed, which the store can verify. *OfClient* names
+//! are digests by other clients, which it cannot.
 use super::*;
 use jiffy_build_spec::context::prepare;
 use jiffy_build_spec::dockerfile::{DockerfileOptions, parse};
 
+/// Returns a valid name of an upload.
 fn name() -> String {
     "ab".repeat(32)
 }
@@ -31,6 +35,7 @@ async fn an_upload_is_visible_when_complete_and_to_its_owner_only() {
     upload(&uploads, Some("k1"), b"abc").await;
     let found = uploads.find(Some("k1"), &name()).unwrap().unwrap();
     assert_eq!(fs::read(found.path).unwrap(), b"abc");
+    // The SHA-256 digest of `abc`.
     assert!(found.sum.starts_with("ba7816bf") && !found.is_verified);
     assert!(uploads.find(None, &name()).unwrap().is_none());
     // The upload and its checksum. `prune` returns the removed bytes of uploads.
@@ -53,6 +58,7 @@ async fn an_upload_whose_checksum_was_lost_does_not_exist() {
     assert_eq!(fs::read(found.path).unwrap(), b"abd");
 }
 
+/// Uploads bytes with an existing ticket.
 async fn send(uploads: &UploadStore, token: &str, bytes: &[u8]) -> Result<(), UploadError> {
     let mut upload = uploads.begin(token).await.unwrap();
     upload.write(bytes).await.unwrap();

@@ -11,7 +11,9 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
 
+/// Secret access key of Amazon's documentation.
 const SECRET: &str = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
+/// Manifest that the registry returns for each image.
 const MANIFEST: &str = "{\"schemaVersion\":2}";
 
 /// Server of one test.
@@ -46,6 +48,7 @@ impl Cloud {
         cloud
     }
 
+    /// Receives a request, and sends its answer.
     fn serve(&self, mut stream: TcpStream) {
         let mut lines = BufReader::new(stream.try_clone().unwrap());
         let mut line = String::new();
@@ -80,6 +83,8 @@ impl Cloud {
         let _ = stream.write_all(answer.as_bytes());
     }
 
+    /// Returns status, additional headers and body of the answer. Amazon's API has the path `/`,
+    /// and Google's `/token`. The registry has the paths below `/v2/`.
     fn answer(&self, request: &Received) -> (&'static str, String, String) {
         let authorization = request.headers.get("authorization").map(String::as_str);
         let basic = |pair: &str| format!("Basic {}", STANDARD.encode(pair));
@@ -178,6 +183,7 @@ fn aws_is_signed(request: &Received) -> bool {
         && header("authorization") == aws_signature(key, "eu-west-1", "/", &headers, &request.body)
 }
 
+/// Returns a login at Amazon ECR with this secret access key.
 fn aws(cloud: &Cloud, secret: &str) -> RegistryLogin {
     RegistryLogin::Aws {
         access_key_id: "AKIDEXAMPLE".to_owned(),
@@ -187,6 +193,7 @@ fn aws(cloud: &Cloud, secret: &str) -> RegistryLogin {
     }
 }
 
+/// Returns whether the registry or the cloud rejected the credentials.
 fn is_unauthorized(result: Result<Vec<u8>, PullError>) -> bool {
     matches!(result, Err(PullError::Fault(PullFault::Unauthorized)))
 }
