@@ -32,6 +32,7 @@ struct Client {
 #[derive(Clone, Copy)]
 struct Lock(u64, (u64, u64), i32, u32);
 
+/// Opens a volume in a directory.
 fn open(home: &Path) -> Arc<Volume> {
     let quota = Quota {
         bytes: 1 << 24,

@@ -1,4 +1,5 @@
-//! Requests of clients, valid and hostile.
+//! Requests of clients, valid and hostile. A client is the kernel of a guest, which mounts the
+//! volume and sends FUSE messages. A *node* is a file or directory of the volume, by its number.
 #![allow(clippy::unwrap_used)]
 
 use jiffy_volume_server::abi::{Fields, FieldsMut, begin_request, finish, opcode};
@@ -13,12 +14,14 @@ struct Client {
     volume: Arc<Volume>,
 }
 
+/// Rights of a guest that may write.
 const RIGHTS: SessionRights = SessionRights {
     is_read_only: false,
     is_daemon: false,
 };
 
 impl Client {
+    /// Opens a session of a client with a new volume.
     fn new() -> Self {
         let home = tempfile::tempdir().unwrap();
         let quota = Quota {
@@ -33,10 +36,12 @@ impl Client {
         }
     }
 
+    /// Opens a session of another client of the volume.
     fn second(&self, rights: SessionRights) -> Session {
         Session::new(self.volume.clone(), rights)
     }
 
+    /// Sends a request in the client's session.
     fn call(&self, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
         call(&self.session, opcode, node, body)
     }

@@ -1,4 +1,5 @@
-//! Files of a volume: names, contents, quota and durability of numbers.
+//! Files of a volume: names, contents, quota and durability of numbers. A *node* is a file or
+//! directory, by its number.
 #![allow(clippy::unwrap_used)]
 
 use jiffy_volume_server::image::{ImageHead, unpack};
@@ -9,6 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+/// Quota of most volumes: 1 MiB and 100 nodes.
 const QUOTA: Quota = Quota {
     bytes: 1 << 20,
     nodes: 100,
@@ -24,11 +26,13 @@ fn new(mode: u32) -> Creation {
     }
 }
 
+/// Creates a file, and returns its node.
 fn file(volume: &Volume, parent: u64, name: &str) -> u64 {
     let made = volume.create(parent, name.as_bytes(), new(libc::S_IFREG | 0o644), None);
     made.unwrap().node
 }
 
+/// Creates a directory, and returns its node.
 fn directory(volume: &Volume, parent: u64, name: &str) -> u64 {
     let made = volume.create(parent, name.as_bytes(), new(libc::S_IFDIR | 0o755), None);
     made.unwrap().node

@@ -11,10 +11,12 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+/// Opens the volumes of a host, whose servers are threads of this process.
 fn open(home: &std::path::Path) -> HostVolumes {
     HostVolumes::open(home, &home.join("run"), ServerProgram::Thread).unwrap()
 }
 
+/// Returns the description of a volume of `bytes` bytes and 1,000 files.
 fn new(name: &str, bytes: u64) -> NewVolume {
     NewVolume {
         name: name.to_owned(),
@@ -23,6 +25,7 @@ fn new(name: &str, bytes: u64) -> NewVolume {
     }
 }
 
+/// Parses a path of a file in a volume.
 fn path(text: &str) -> VolumePath {
     VolumePath::parse(text).unwrap()
 }
@@ -56,8 +59,8 @@ fn volumes_are_found_by_their_owner_only_and_tokens_belong_to_one_volume() {
     host.remove(&mine).unwrap();
     assert!(!home.path().join("volumes").join(&mine.id).exists());
     assert_eq!(volumes.authenticate(&mine.id, &token).unwrap(), None);
-    // 1 TiB is the largest volume, and the limit of all volumes of a key.
-    // A size above the maximum, a name that looks like an id, and a name with a slash.
+    // 1 TiB is the maximum size of a volume, and of all volumes of a key together. Rejected are a
+    // larger size, a name that looks like an id, and a name with a slash.
     let sizes = [
         host.create("a", &new("x", 1 << 50)),
         host.create("a", &new("vol-x", 1 << 20)),
@@ -150,6 +153,7 @@ fn files_are_written_listed_read_and_removed() {
     }
 }
 
+/// Rights of a guest that may write.
 const GUEST: SessionRights = SessionRights {
     is_read_only: false,
     is_daemon: false,
