@@ -9,6 +9,7 @@ use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
 use jiffy_engine_api::{ConnectionLog, NetworkMembership, NetworkRules};
 
+/// Returns a record of questions.
 fn record() -> Arc<ConnectionRecorder> {
     let sockets = Arc::new(crate::connections::ConnectionSockets::none());
     Arc::new(ConnectionRecorder::new("slot".to_owned(), sockets, true))
@@ -37,10 +38,12 @@ async fn server(resolv_conf: &str, policy: Option<EgressPolicy>) -> (DnsServer, 
 /// Id of each question, which its answer repeats.
 const QUESTION_ID: u16 = 77;
 
+/// Returns a question for the IPv4 addresses of `example.com`.
 fn question() -> Vec<u8> {
     question_of(RecordType::A)
 }
 
+/// Returns a question for the records of a type of `example.com`.
 fn question_of(wanted: RecordType) -> Vec<u8> {
     let mut question = Message::new(QUESTION_ID, MessageType::Query, OpCode::Query);
     let name = Name::from_ascii("example.com.").unwrap();

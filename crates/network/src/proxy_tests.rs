@@ -1,4 +1,5 @@
-//! Tests of the proxy for connections by name.
+//! Tests of the proxy of a guest. The proxy receives the guest's connections, reads the host name
+//! from their first bytes, and connects to the host if the rules of the guest allow the name.
 //!
 //! A *permit* counts towards a limit until it is dropped.
 
@@ -11,6 +12,7 @@ use jiffy_proto::internal::API_HOST;
 use parking_lot::Mutex;
 use std::any::Any;
 
+/// Returns a listener on a free port, and its address.
 fn listener() -> (net::TcpListener, SocketAddr) {
     let listener = net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     listener.set_nonblocking(true).unwrap();

@@ -8,10 +8,12 @@ use super::*;
 use hickory_proto::op::{MessageType, OpCode, Query};
 use hickory_proto::rr::rdata::{A, AAAA, CNAME};
 
+/// Parses a domain name.
 fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
 }
 
+/// Returns a DNS record of the name `owner`.
 fn record(owner: &str, ttl: u32, data: RData) -> Record {
     Record::from_rdata(name(owner), ttl, data)
 }
@@ -30,6 +32,7 @@ fn address(owner: &str, ttl: u32, number: u32) -> Record {
     record(owner, ttl, data)
 }
 
+/// Returns a record by which `owner` is an alias of `target`.
 fn alias(owner: &str, ttl: u32, target: &str) -> Record {
     record(owner, ttl, RData::CNAME(CNAME(name(target))))
 }

@@ -20,6 +20,7 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// Returns a message about an object of a table, with these attributes.
 fn message(attributes: &[Vec<u8>]) -> Vec<u8> {
     [header(INET, 0), attributes.concat()].concat()
 }

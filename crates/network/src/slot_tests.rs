@@ -164,6 +164,7 @@ fn a_slot_created_by_netlink_equals_a_slot_created_by_ip() {
     }
 }
 
+/// Formats a value with one line per field, so that a failed comparison is readable.
 fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value).unwrap()
 }

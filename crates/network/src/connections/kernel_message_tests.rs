@@ -55,6 +55,7 @@ fn listed(datagram: &[u8]) -> Option<ConntrackFlow> {
     })
 }
 
+/// Checks that a line is for the host 192.0.2.1, with this protocol and port.
 fn assert_destination(protocol: ConnectionProtocol, port: u16, line: &ConnectionRecord) {
     let address = Some(Ipv4Addr::new(192, 0, 2, 1).into());
     assert_eq!(
@@ -139,6 +140,7 @@ fn damaged_messages_cause_no_panic() {
     }
 }
 
+/// Parses a datagram in all ways, and ignores the results.
 fn read(datagram: &[u8]) {
     let _ = listed(datagram);
     for message in messages(datagram) {

@@ -1,4 +1,5 @@
-//! Tests of the record of a guest's connections, without a slot.
+//! Tests of the record of a guest's connections, without a slot. The record has a line for each
+//! destination, with the number of its connections, and a line for each DNS question.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.
