@@ -115,12 +115,14 @@ fn exit_now() -> ! {
 
 type JailAttempt<'a> = (&'a str, Box<dyn Fn() -> nix::Result<()> + 'a>);
 
+/// Makes a system call.
 fn call(number: libc::c_long, arguments: [libc::c_long; 5]) -> nix::Result<()> {
     let [a, b, c, d, e] = arguments;
     // SAFETY: each caller passes valid arguments of the system call.
     Errno::result(unsafe { libc::syscall(number, a, b, c, d, e) }).map(drop)
 }
 
+/// Opens a file.
 fn open(path: &CStr, flags: libc::c_int) -> nix::Result<()> {
     // SAFETY: a valid path, and flags that need no other mode.
     Errno::result(unsafe { libc::open(path.as_ptr(), flags, 0o600) }).map(drop)

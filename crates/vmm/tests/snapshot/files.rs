@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+/// Returns an empty temporary file.
 pub fn file() -> File {
     tempfile::tempfile().unwrap()
 }
@@ -14,7 +15,9 @@ pub fn file() -> File {
 #[derive(Default)]
 pub struct OpenSnapshot {
     pub state: Option<File>,
+    /// Layers of memory, each with its content and its index.
     pub memory: Vec<(File, File)>,
+    /// Layers of the disk, like those of memory.
     pub disk: Vec<(File, File)>,
     pub report: SnapshotReport,
 }
@@ -48,6 +51,7 @@ pub struct SnapshotTarget {
 }
 
 impl SnapshotTarget {
+    /// Creates all files.
     pub fn new() -> Self {
         Self::to(file())
     }
@@ -78,6 +82,7 @@ impl<'a> FdList<'a> {
         FdIndex(u8::try_from(self.0.len() - 1).unwrap())
     }
 
+    /// Adds the files of all layers.
     pub fn layers(&mut self, list: &'a [(File, File)]) -> Vec<LayerFiles> {
         list.iter()
             .map(|(file, index)| LayerFiles {

@@ -6,6 +6,9 @@
 //! A VMM maps the memory of its guest from the files of the snapshot. A page becomes *private* when
 //! it is copied into the memory of the VMM process. To *populate* pages is to copy them before the
 //! guest writes to them.
+//!
+//! The word `quiet_guest` on the kernel's command line lets the guest write nothing unless a
+//! command requests it.
 
 use super::files::file;
 use super::guest_image::guest;
@@ -41,6 +44,7 @@ fn pages_of(layer: &File) -> File {
     pages
 }
 
+/// Returns the private memory of a VMM, in KiB.
 fn private_kib(vm: &TestVm) -> u64 {
     resource_usage(vm).2
 }
@@ -54,6 +58,7 @@ fn wait_for_event_loop(vm: &mut TestVm) {
     });
 }
 
+/// Waits until the VMM has copied the pages.
 fn wait_until_copied(vm: &TestVm) {
     let limit = Instant::now() + LIMIT;
     while private_kib(vm) < COPIED_KIB {

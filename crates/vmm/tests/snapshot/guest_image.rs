@@ -1,4 +1,5 @@
-//! Test guest: a kernel, and an initial RAM file system with one static program.
+//! Test guest: a kernel, and an initial RAM file system with one static program,
+//! `tests/guest/snapshot_init.c`.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -67,6 +68,7 @@ fn build() -> GuestImage {
     GuestImage { kernel, initrd }
 }
 
+/// Runs a program that must succeed.
 fn run(command: &mut Command) {
     let output = command.output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);

@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(20);
+/// Mode of a store that answers slowly enough for a test to act before all memory is fetched.
 const SLOW: Mode = Mode::Answer(Duration::from_millis(3));
 /// Number of 64 KiB chunks in the memory whose content the guest checks: 64 MiB.
 const CHECKED_CHUNKS: u64 = 1024;
@@ -72,6 +73,7 @@ impl Stored {
         completed
     }
 
+    /// Returns the number of requests to the store so far.
     fn request_count(&self) -> u64 {
         self.store.request_count.load(Ordering::Relaxed)
     }

@@ -5,6 +5,9 @@
 //! `dirty MIB` writes this amount of memory. `status` counts the *greetings*: the guest opens a
 //! connection to its controller at the start, and again if a restore has closed it. A chunk has
 //! 64 KiB.
+//!
+//! The word `quiet_guest` on the kernel's command line lets the guest write nothing unless a
+//! command requests it.
 
 use super::files::{OpenSnapshot, SnapshotTarget, file};
 use super::guest_image::guest;

@@ -84,6 +84,7 @@ fn a_prepared_snapshot_is_committed_only_by_the_next_controller() {
             if !running {
                 vm.resume();
             }
+            // A committed snapshot is a layer below the next snapshot.
             let layers = first.memory.len() + usize::from(bool::from(decision));
             if decision == SnapshotDecision::Commit {
                 vm.adopt_snapshot(target);

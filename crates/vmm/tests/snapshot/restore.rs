@@ -2,6 +2,9 @@
 //!
 //! The test guest writes numbered *records* to its disk all the time. It *greets* its controller
 //! over a new connection after the start and after each restore. `status` returns both numbers.
+//!
+//! The word `quiet_guest` on the kernel's command line lets the guest write nothing unless a
+//! command requests it.
 
 use super::guest_image::guest;
 use super::test_vm::{GREETINGS, LAST_RECORD, TestVm};

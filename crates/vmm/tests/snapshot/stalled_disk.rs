@@ -21,12 +21,14 @@ struct StalledDisk {
     place: TempDir,
 }
 
+/// Runs a program. Returns whether it succeeded.
 fn command(program: &str, words: &[&str]) -> bool {
     let done = Command::new(program).args(words).output();
     done.is_ok_and(|output| output.status.success())
 }
 
 impl StalledDisk {
+    /// Mounts an ext4 file system from a file. `None` if that is not permitted.
     fn new() -> Option<Self> {
         let place = tempfile::tempdir().unwrap();
         let (image, at) = (place.path().join("image"), place.path().join("at"));
@@ -52,6 +54,7 @@ impl StalledDisk {
         overlay.unwrap()
     }
 
+    /// Stalls all writes until `thaw`.
     fn freeze(&self) {
         assert!(command("fsfreeze", &["-f", &self.at()]));
     }

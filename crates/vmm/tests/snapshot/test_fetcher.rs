@@ -88,6 +88,7 @@ impl TestStore {
         })
     }
 
+    /// Sets the mode, also for requests that are waiting.
     pub fn set_mode(&self, mode: Mode) {
         *self.mode.0.lock().unwrap() = mode;
         self.mode.1.notify_all();
@@ -187,6 +188,7 @@ impl TestStore {
     }
 }
 
+/// Reads the index of a layer.
 fn read_index(file: &File) -> LayerIndex {
     let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
     file.read_exact_at(&mut bytes, 0).unwrap();

@@ -439,6 +439,7 @@ impl TestVm {
         });
     }
 
+    /// Waits for the result of the requested snapshot.
     pub fn outcome(&mut self) -> Result<SnapshotReport, String> {
         self.wait(|event| match event {
             Event::Snapshotted(report) => Ok(Ok(report)),

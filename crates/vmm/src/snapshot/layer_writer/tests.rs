@@ -1,4 +1,4 @@
-//! Writes layers of changed memory, and compares them.
+//! Tests of the writer of memory layers.
 //!
 //! A *layer* is the part of a memory that one snapshot stores: the chunks (64 KiB each) that differ
 //! from its ancestors. A *candidate* is a chunk that may differ. The writer compares the pages of a
@@ -38,6 +38,7 @@ fn writer<'a>(
     LayerWriter::new(source, LayerOutput::new(file, None), index_file)
 }
 
+/// Returns the set of all pages of a memory.
 fn all_pages(linear: &LinearMemory) -> UnitSet {
     UnitSet::full(linear.bytes() / u64::from(MEMORY_PAGE))
 }

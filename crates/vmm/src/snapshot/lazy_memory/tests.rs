@@ -1,4 +1,5 @@
-//! Tests of lazy memory: filled chunks, pages that the guest returns, and forked processes.
+//! Tests of *lazy* memory, whose missing chunks are downloaded when the guest accesses them: filled
+//! chunks, pages that the guest returns, and forked processes.
 //!
 //! A *chunk* is 64 KiB of memory. The *fetcher* is the process that downloads missing chunks into
 //! the layers of a snapshot.
@@ -15,7 +16,9 @@ use std::sync::Arc;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::tempfile::TempFile;
 
+/// Size of the memory in MiB.
 const MIB: u32 = 128;
+/// Content of each missing chunk.
 static CONTENT: [u8; CHUNK_BYTES] = [7; CHUNK_BYTES];
 
 /// Returns memory in which chunks 32 to 63 are stored, which includes a whole huge page. The chunks

@@ -23,6 +23,7 @@ use std::os::unix::fs::FileExt;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::tempfile::TempFile;
 
+/// Size of the memory in MiB and in chunks.
 const MIB: u32 = 128;
 const CHUNKS: u64 = 2048;
 
@@ -60,6 +61,7 @@ fn layer(numbers: &mut Numbers, fill: u8) -> (File, LayerIndex) {
     (file, index)
 }
 
+/// Returns the layers of a memory, oldest first.
 fn layers(of: &[&(File, LayerIndex)]) -> MemoryLayers {
     let layers = of.iter().map(|(file, index)| {
         // Duplicate the descriptor: files are identified by device and inode.
@@ -68,16 +70,19 @@ fn layers(of: &[&(File, LayerIndex)]) -> MemoryLayers {
     MemoryLayers::new(layers.collect(), CHUNKS * CHUNK_SIZE).unwrap()
 }
 
+/// Returns the whole content of a memory.
 fn bytes(memory: &GuestMemory) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(CHUNKS * CHUNK_SIZE).unwrap()];
     memory.read_slice(&mut bytes, GuestAddress(0)).unwrap();
     bytes
 }
 
+/// Opens the kernel's description of the pages of this process.
 fn pagemap() -> File {
     File::open("/proc/self/pagemap").unwrap()
 }
 
+/// Returns the private pages of a memory, as a snapshot finds them.
 fn found(linear: &LinearMemory) -> PrivatePagesFound {
     scan_private(&pagemap(), linear).unwrap()
 }
@@ -357,6 +362,7 @@ fn repeated_reverts_to_the_captured_snapshot_retain_mappings() {
     assert!(bytes(&memory) == original);
 }
 
+/// Returns an empty set of pages.
 fn none() -> UnitSet {
     UnitSet::empty(CHUNKS * CHUNK_PAGES)
 }

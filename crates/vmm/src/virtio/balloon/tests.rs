@@ -1,4 +1,6 @@
-//! Tests of the balloon device: which pages it releases to the host.
+//! Tests of the balloon device: which pages it releases to the host. The guest *inflates* the
+//! balloon by sending the numbers of pages that it gives up, and *deflates* it by taking pages
+//! back. It also *reports* free memory, without giving it up.
 
 use super::*;
 use crate::virtio::testing::{DeviceHarness, Ring, memory_with, readable, writable};
@@ -32,6 +34,7 @@ fn fill(harness: &DeviceHarness, pages: Range<u64>) {
     }
 }
 
+/// Returns a byte of guest memory.
 fn byte(harness: &DeviceHarness, addr: u64) -> u8 {
     harness.memory.read_obj(GuestAddress(addr)).unwrap()
 }
@@ -171,6 +174,7 @@ fn the_guest_sets_the_actual_size_and_nothing_else() {
     let (mut balloon, _rings, _harness) = start();
     // The field `actual`, in pages.
     balloon.write_config(4, &(5 * 256u32).to_le_bytes());
+    // A MiB has 256 pages.
     assert_eq!(balloon.actual_mib(), 5);
     for offset in [0, 3, 8, u64::MAX] {
         balloon.write_config(offset, &[0xff; 4]);

@@ -7,9 +7,11 @@ use std::io::Write;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::tempfile::TempFile;
 
+/// Addresses in guest memory of the parts of a request: header, status byte, and data.
 const HEADER_ADDRESS: u64 = 0x8000;
 const STATUS_ADDRESS: u64 = 0x8800;
 const DATA_ADDRESS: u64 = 0x1_0000;
+/// Types of requests, and values of the status byte (virtio 1.2 section 5.2.6).
 const REQUEST_IN: u32 = 0;
 const REQUEST_OUT: u32 = 1;
 const REQUEST_FLUSH: u32 = 4;
@@ -20,6 +22,7 @@ const STATUS_OK: u8 = 0;
 const STATUS_IOERR: u8 = 1;
 const STATUS_UNSUPP: u8 = 2;
 
+/// Returns a temporary file with this content.
 fn file(content: &[u8]) -> File {
     let mut file = TempFile::new().unwrap().into_file();
     file.write_all(content).unwrap();

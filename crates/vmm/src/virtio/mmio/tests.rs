@@ -77,12 +77,14 @@ fn transport(device: TestDevice) -> MmioDevice {
     )
 }
 
+/// Reads a register.
 fn get(device: &MmioDevice, offset: u64) -> u32 {
     let mut data = [0; 4];
     device.read(offset, &mut data);
     u32::from_le_bytes(data)
 }
 
+/// Writes a register.
 fn set(device: &mut MmioDevice, offset: u64, value: u32) {
     device.write(offset, &value.to_le_bytes());
 }

@@ -11,8 +11,10 @@ use std::os::unix::net::UnixDatagram;
 use vm_memory::{Bytes, GuestAddress};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
+/// Addresses in guest memory of the receive buffers, and of the frame that the guest sends.
 const RX_BUFFERS_ADDRESS: u64 = 0x10_0000;
 const TX_FRAME_ADDRESS: u64 = 0x2_0000;
+/// Feature by which a received frame may use several buffers.
 const MRG_RXBUF: u64 = 1 << VIRTIO_NET_F_MRG_RXBUF;
 
 mod kernel;
@@ -331,6 +333,7 @@ fn offloads_that_were_not_negotiated_are_dropped() {
     }
 }
 
+/// Returns the features that the device offers.
 fn driver_features() -> u64 {
     let (card, _wire) = UnixDatagram::pair().unwrap();
     Net::over_datagrams(file(card), MAC, 1500)

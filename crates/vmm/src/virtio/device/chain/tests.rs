@@ -6,8 +6,10 @@ use crate::virtio::testing::{
 };
 use vm_memory::{Bytes, GuestAddress};
 
+/// Number of descriptors of the rings.
 const SIZE: u16 = 8;
 
+/// Returns an empty ring in guest memory: its driver side and its device side.
 fn ring(memory: &GuestMemory) -> (Ring, Queue) {
     let ring = Ring::new(memory, 0x1000, SIZE);
     let queue = ring.queue(true);

@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+/// Returns the number of interrupts so far.
 fn interrupts(guest: &VsockGuest) -> usize {
     guest.harness.interrupt.queue_count()
 }

@@ -53,6 +53,7 @@ fn read_all(guest: &mut VsockGuest, stream: &mut UnixStream) -> Vec<u8> {
     }
 }
 
+/// Waits until the device has no connection.
 fn wait_until_closed(guest: &mut VsockGuest) {
     let limit = Instant::now() + Duration::from_secs(5);
     while guest.device.connections() > 0 {
@@ -290,6 +291,7 @@ fn a_device_that_failed_closes_every_stream() {
     assert!(guest.device.queue_event(TX_QUEUE).is_ok());
 }
 
+/// Returns the number of open descriptors of this process.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }

@@ -16,6 +16,7 @@ use crate::virtio::{DeviceError, VirtioDevice};
 use std::io::Read;
 use vm_memory::{Bytes, GuestAddress};
 
+/// Notifies the device of a queue, and checks that the device fails and closes all connections.
 fn assert_device_fails(guest: &mut VsockGuest, ring: usize) {
     let outcome = guest.device.queue_event(ring);
     assert!(matches!(outcome, Err(DeviceError::Guest(_))), "{outcome:?}");
