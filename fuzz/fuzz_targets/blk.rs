@@ -21,8 +21,9 @@ static BASE: LazyLock<File> = LazyLock::new(|| {
 /// Size of the disk in bytes: 16 blocks and one sector.
 const SIZE: u64 = 16 * 4096 + 512;
 
-/// Adds a request that is almost valid. The kinds are reads (0), writes (1), flushes (4), the id
-/// (8), discards (11) and zeroing (13). Some sectors are beyond the end of the disk.
+/// Adds a request that is almost valid. It consists of a header with kind and sector, the data, and
+/// one byte for the device's status. The kinds are reads (0), writes (1), flushes (4), the id (8),
+/// discards (11) and zeroing (13). Some sectors are beyond the end of the disk.
 fn request(driver: &mut Driver, input: &mut Input<'_>) {
     let kind = [0, 1, 1, 4, 8, 11, 13, 13][usize::from(input.u8() % 8)];
     let sector = u64::from(input.u8() % 140);
@@ -30,6 +31,7 @@ fn request(driver: &mut Driver, input: &mut Input<'_>) {
     header[0] = kind;
     header[8..].copy_from_slice(&sector.to_le_bytes());
     driver.write(0x8000, &header);
+    // The segment of a discard or zeroing: sector, number of sectors, and flags.
     let sectors = u32::from(input.u8() % 40);
     let segment = u64::from(sectors) | u64::from(input.u8() & 3) << 32;
     driver.write(0x9000, &sector.to_le_bytes());

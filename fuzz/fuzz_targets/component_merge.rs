@@ -1,10 +1,12 @@
 #![no_main]
-//! Components before compilation: merging of their core modules and data segments.
+//! Components before compilation: merging of their core modules and data segments. A valid
+//! component is valid after merging. Invalid components must not cause a panic.
 
 use jiffy_component_merge::{Limits, merge_core_modules, merge_data_segments};
 use libfuzzer_sys::fuzz_target;
 use wasmparser::Validator;
 
+/// Limits of a merged module.
 const LIMITS: Limits = Limits {
     memories: 1,
     tables: 4,

@@ -89,6 +89,7 @@ const IGNORED: [&str; 16] = [
     "*", "**", "/", "!", "?", "[a-", "]", "\\", "a", "b", ".", "..", "\n", "#", " ", "**/",
 ];
 
+/// Concatenates one fragment for each byte of `orders`.
 fn assemble(orders: &[u8], pieces: &[&str]) -> String {
     let piece = |order: &u8| pieces[usize::from(*order) % pieces.len()];
     orders.iter().map(piece).collect()
@@ -142,6 +143,8 @@ fn words(spec: &BuildSpec) -> Vec<&String> {
 }
 
 fuzz_target!(|data: &[u8]| {
+    // The first byte selects the kind of the input, and the second one the border between the
+    // argument and the text.
     let [kind, at, rest @ ..] = data else {
         return;
     };

@@ -14,12 +14,14 @@ use jiffy_fleet_core::{
 };
 use libfuzzer_sys::fuzz_target;
 
+/// Member that sends the message.
 const SENDER: MemberId = MemberId(2);
 
 fn fleet() -> FleetId {
     FleetId::try_from("7kq2".to_owned()).unwrap()
 }
 
+/// Returns the entry of a member in the record of the shard.
 fn row(id: u32) -> MemberRow {
     MemberRow {
         id: MemberId(id),

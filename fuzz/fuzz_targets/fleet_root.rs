@@ -13,6 +13,8 @@ fuzz_target!(|data: &[u8]| {
     let Ok(root) = Root::decode(data, None) else {
         return;
     };
+    // The first characters of an id select its slot: these ids have the first, a middle and the
+    // last one.
     for id in [
         "aaaaaaaaaaaaaaaaaaaa",
         "mmaaaaaaaaaaaaaaaaaa",

@@ -33,7 +33,8 @@ fn changed(orders: &[u8]) -> Vec<u8> {
     image
 }
 
-/// An image with blocks of 512 bytes, whose inodes start directly after the super block.
+/// An image with blocks of 512 bytes, whose inodes start directly after the super block. `rest`
+/// follows the super block.
 fn made(rest: &[u8]) -> Vec<u8> {
     let mut image = vec![0; 1152];
     // Fields of `struct erofs_super_block`, which starts at offset 1024: `magic`, `blkszbits`,

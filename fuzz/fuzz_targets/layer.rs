@@ -58,12 +58,15 @@ const TARGETS: [&[u8]; 12] = [
 /// Type flags of entries in tar archives.
 const KINDS: &[u8] = b"0\x0012345671SxgLKVDM";
 
+/// Writes `text` to the field of a header that begins at `at`. Truncates it to `length`.
 fn field(block: &mut [u8], at: usize, length: usize, text: &[u8]) {
     let n = text.len().min(length);
     block[at..at + n].copy_from_slice(&text[..n]);
 }
 
-/// Builds an archive from commands of six bytes, each followed by content.
+/// Builds an archive from commands of six bytes, each followed by content. The fields of a header
+/// are the name, mode, owner and group, size, time, kind, target of a link, magic, and checksum.
+/// The checksum is computed with spaces in its own field.
 fn archive(mut data: &[u8]) -> Vec<u8> {
     let mut archive = Vec::new();
     while let [name, kind, target, mode, size, magic, rest @ ..] = data {

@@ -1,6 +1,7 @@
 #![no_main]
 //! Messages of a browser at `/live` of the console: each has bounded effects, on terminals that the
-//! tab shows.
+//! tab shows. A *tab* is a browser tab with the console, which has one connection for all of its
+//! terminals.
 
 use jiffy_agent_client::PtySize;
 use jiffy_console::live_messages::{
@@ -25,6 +26,7 @@ impl Drop for Shown {
     }
 }
 
+/// Effects of the messages: the number of open terminals, and the number of failed requests.
 #[derive(Default)]
 struct Effects {
     open: Rc<Cell<usize>>,

@@ -7,6 +7,7 @@ use jiffy_gateway::host_only_path::is_host_only;
 use jiffy_http::headers::set_cookie::{confined, prefixed_location, values_of, without_reserved};
 use libfuzzer_sys::fuzz_target;
 
+/// Path under which clients access port 80 of the sandbox.
 const PREFIX: &str = "/sandboxes/abc/proxy/80";
 
 fuzz_target!(|data: &[u8]| {

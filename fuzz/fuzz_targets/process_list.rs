@@ -10,6 +10,7 @@ fuzz_target!(|data: &[u8]| {
         for text in [&process.user, &process.name, &process.command] {
             assert!(text.chars().count() <= 512);
             assert!(!text.chars().any(char::is_control));
+            // These characters change the direction of the text that follows.
             assert!(!text.contains(['\u{202e}', '\u{2066}', '\u{200f}']));
         }
         assert!(process.state == '?' || process.state.is_ascii_alphabetic());

@@ -1,6 +1,6 @@
 #![no_main]
-//! Routing of requests: the decision does not depend on the spelling of host name, headers and
-//! path.
+//! Routing of requests to a sandbox, to a function, or to the API of the control plane. The
+//! decision does not depend on the spelling of host name, headers and path.
 
 use http::Request;
 use jiffy_gateway::host_name::is_id;

@@ -6,6 +6,7 @@ use jiffy_store::{DataKeys, StoredManifest};
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 
+/// Keys with which manifests are encrypted.
 static KEYS: LazyLock<DataKeys> = LazyLock::new(|| DataKeys::derive(1, &[1; 32]));
 
 fuzz_target!(|data: &[u8]| {

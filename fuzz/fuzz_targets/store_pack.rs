@@ -13,6 +13,7 @@ use std::sync::LazyLock;
 static KEYS: LazyLock<DataKeys> = LazyLock::new(|| DataKeys::derive(1, &[1; 32]));
 
 fuzz_target!(|data: &[u8]| {
+    // The first four bytes are the end of the frames in the pack.
     let Some((end, index)) = data.split_first_chunk() else {
         return;
     };

@@ -7,6 +7,7 @@ use jiffy_volume_server::{MAX_MESSAGE, Quota, Session, SessionRights, Volume};
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, OnceLock};
 
+/// Limits of the volume: bytes, and the number of files and directories (nodes).
 const QUOTA: Quota = Quota {
     bytes: 1 << 20,
     nodes: 64,

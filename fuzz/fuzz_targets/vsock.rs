@@ -31,6 +31,7 @@ static BYTES: [u8; 70_000] = [0x5a; 70_000];
 /// The host's ends of connections, opened by either side.
 type Streams = Arc<Mutex<Vec<UnixStream>>>;
 
+/// Returns a device, and the streams of the connections that the guest opens.
 fn device() -> (Vsock, Streams) {
     let streams = Streams::default();
     let taken = streams.clone();
@@ -46,7 +47,9 @@ fn device() -> (Vsock, Streams) {
     (Vsock::new(config, Box::new(listener)), streams)
 }
 
-/// Performs one action of the host.
+/// Performs one action of the host: opens a connection (0), resets the transport (1), or uses one
+/// of the streams. It writes (2 and 3), closes one direction (4 and 5), reads (6), or closes the
+/// stream.
 fn host(vsock: &mut Vsock, streams: &Streams, input: &mut Input<'_>) {
     let kind = input.u8() % 8;
     if kind == 0 {
@@ -112,6 +115,7 @@ impl Driver {
         }
     }
 
+    /// Sends a packet in two buffers. Some packets have an invalid length, source or kind.
     fn packet(&mut self, input: &mut Input<'_>) {
         let kind = input.u8();
         let mut header = VsockHeader {
@@ -149,6 +153,7 @@ impl Driver {
         }
     }
 
+    /// Makes a receive buffer available to the device.
     fn give(&mut self, len: u32) {
         if self.outstanding[0] < RING {
             self.outstanding[0] += 1;
@@ -158,6 +163,8 @@ impl Driver {
         }
     }
 
+    /// Reads the packets that the device has sent, and checks their headers. An operation of 1 is
+    /// the request of a new connection.
     fn collect(&mut self) {
         for (head, len) in self.rings[0].used() {
             self.outstanding[0] -= 1;
@@ -193,6 +200,7 @@ impl Driver {
     }
 }
 
+/// Executes steps of the driver and of the host, in the order of the input.
 fn converse(vsock: &mut Vsock, streams: &Streams, input: &mut Input<'_>) {
     let harness = DeviceHarness::new(memory(0x4_0000));
     let mut driver = Driver::start(vsock, harness, input.u8() & 1 == 0);

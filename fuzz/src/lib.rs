@@ -106,12 +106,15 @@ pub struct Driver {
     features: u64,
 }
 
+/// Returns the low and the high half of an address.
 fn split(addr: u64) -> (Option<u32>, Option<u32>) {
     (Some(addr as u32), Some((addr >> 32) as u32))
 }
 
 impl Driver {
     fn new(device: &impl VirtioDevice, memory: GuestMemory, input: &mut Input<'_>) -> Self {
+        // Each of the low bits makes the setup of one queue invalid. The highest bit disables
+        // `VIRTIO_F_EVENT_IDX`.
         let flags = input.u8();
         let mut rings = Vec::new();
         let mut layouts = Vec::new();
@@ -138,6 +141,7 @@ impl Driver {
         }
     }
 
+    /// Returns the queues of the device with the addresses and sizes of their layouts.
     fn queues(&self, device: &impl VirtioDevice) -> Vec<Queue> {
         let sizes = device.queue_sizes();
         let mut queues = Vec::new();
