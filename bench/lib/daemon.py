@@ -38,9 +38,12 @@ class Home:
         link_parts(self.home, parts, real)
 
     def jiffy(self, *words):
+        """Runs a command of the program on this data directory. Returns its output."""
         return self.run(self.program, *words)
 
     def run(self, *words):
+        """Runs a command with the environment of this data directory. Returns its output. Exits
+        with its error if it fails."""
         command = [*map(str, words)]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
         if done.returncode:
@@ -48,6 +51,7 @@ class Home:
         return done.stdout
 
     def stop(self):
+        """Stops the daemon and kills its sandboxes."""
         command = [self.program, "serve", "--stop", "--kill-sandboxes"]
         subprocess.run(command, env=self.environment, capture_output=True)
 
@@ -79,6 +83,8 @@ class Daemon(Home):
         return other
 
     def request(self, method, path, body=None, headers=(), parse=True):
+        """Sends a request to the socket of the daemon. Returns the response, parsed from JSON
+        unless `parse` is false. Exits if the status is not a success."""
         raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body)
         headers = {"content-type": "application/json", **dict(headers)}
         self.connection.request(method, path, raw, headers)
@@ -94,9 +100,12 @@ class Daemon(Home):
         return created["sandboxID"], created.get("envdAccessToken")
 
     def exec(self, sandbox, program, *arguments):
+        """Runs a program in a sandbox with a request to its agent at port 49983. Exits if the
+        program fails."""
         message = json.dumps({"process": {"cmd": program, "args": arguments, "envs": {}}, "stdin": False}).encode()
         headers = {"content-type": "application/connect+json", "e2b-sandbox-id": sandbox[0],
                    "e2b-sandbox-port": "49983", **({"x-access-token": sandbox[1]} if sandbox[1] else {})}
+        # A message of the Connect protocol: flags, length, content.
         frame = b"\0" + struct.pack(">I", len(message)) + message
         answer = self.request("POST", "/process.Process/Start", frame, headers, False)
         if b'"exited":true' not in answer.replace(b" ", b"") or b"exit status 0" not in answer:
@@ -124,6 +133,7 @@ class Build(Home):
         super().__init__(pathlib.Path(work) / name, programs(self.tree) / "jiffy", home)
 
     def note(self, name, unit, samples):
+        """Adds samples to a series."""
         self.samples.setdefault(name, []).extend(samples)
         self.units[name] = unit
 
@@ -139,13 +149,17 @@ class Build(Home):
         return report
 
     def rounded(self):
+        """Returns the samples with three decimal places."""
         return {name: [round(sample, 3) for sample in samples] for name, samples in self.samples.items()}
 
     def start(self, *options):
+        """Starts the daemon, and creates a sandbox once: the first create takes the snapshot of
+        the template."""
         self.jiffy("daemon", "start", "--no-listen", "--warm-pool", "0", *options)
         self.jiffy("rm", self.jiffy("create").strip())
 
     def commit(self):
+        """Returns the commit of the tree."""
         command = ["git", "rev-parse", "--short=12", "HEAD"]
         return subprocess.run(command, cwd=self.tree, capture_output=True, text=True).stdout.strip()
 

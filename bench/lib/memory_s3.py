@@ -10,6 +10,7 @@ usage: memory_s3.py PORT
 import email.utils, hashlib, http.server, json, re, sys, threading, time, urllib.parse
 from xml.sax.saxutils import escape
 
+# Objects by bucket and key: content, ETag and time of the last change.
 BUCKETS, LOCK = {}, threading.Lock()
 STATE, LOG = {"delay": 0, "hide": ""}, []
 
@@ -23,6 +24,7 @@ class Server(http.server.BaseHTTPRequestHandler):
         pass
 
     def answer(self, status, body=b"", headers=(), length=None):
+        """Sends a response. `length` is the announced length of a response without a body."""
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)
@@ -60,6 +62,7 @@ class Server(http.server.BaseHTTPRequestHandler):
         LOG.append([self.command, key, start, time.monotonic(), len(body) or self.sent])
 
     def control(self, name, body):
+        """Handles a request to `/-/`, which changes the settings or returns the log."""
         if name == "set":
             STATE.update(json.loads(body))
             return self.answer(200)
@@ -68,6 +71,7 @@ class Server(http.server.BaseHTTPRequestHandler):
         self.answer(200, json.dumps(taken).encode())
 
     def list(self, objects, prefix, query):
+        """Lists the keys with a prefix, at most 1000 in one response."""
         after = query.get("continuation-token") or query.get("start-after") or ""
         with LOCK:
             names = sorted(name for name in objects if name.startswith(prefix) and name > after)
@@ -82,6 +86,7 @@ class Server(http.server.BaseHTTPRequestHandler):
         self.answer(200, text.encode())
 
     def object(self, objects, key, body):
+        """Reads, writes or removes an object."""
         with LOCK:
             found = objects.get(key)
             if self.command == "DELETE":

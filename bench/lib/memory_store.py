@@ -20,12 +20,15 @@ class Store:
             "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "testsecret"}
 
     def send(self, name, body=None):
+        """Sends a control request of `memory_s3.py`."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         connection.request("POST", f"/-/{name}", json.dumps(body))
         return connection.getresponse().read()
 
     def set(self, **state):
+        """Sets the delay, or the keys that are hidden."""
         self.send("set", state)
 
     def log(self):
+        """Returns the requests since the last call."""
         return json.loads(self.send("log"))

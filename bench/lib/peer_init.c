@@ -7,6 +7,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+/* Makes the first serial port the standard input and output, without processing of characters. */
 static void ready_serial(void) {
     struct termios raw;
     mount("dev", "/dev", "devtmpfs", 0, "");

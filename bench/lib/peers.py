@@ -8,13 +8,16 @@ import json, os, pathlib, shutil, socket, subprocess, tempfile, time
 
 from daemon import REAL, ROOT
 
+# Bytes that `peer_init.c` writes at its start, and after a successful program.
 READY, RAN = b"\x01", b"\x02"
+# Maximum seconds of a command, and of an answer of a guest on the serial port.
 LIMIT, SERIAL_LIMIT = 60, 10
 # KVM without VT-x rejects the register of this feature.
 CPU = "host,arch-capabilities=off"
 
 
 def run(*words, **more):
+    """Runs a command. Returns its output. Raises `RuntimeError` if it fails."""
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=LIMIT, **more)
     if done.returncode:
         raise RuntimeError(f"{pathlib.Path(words[0]).name}: {done.stdout}{done.stderr}")
@@ -82,6 +85,8 @@ class Container:
         self.options = ["--root", state, *options]
 
     def bundle(self):
+        """Returns the directory with the configuration of a container, which is created by the
+        first call."""
         path = self.work / f"bundle-{self.name.split(',')[0]}"
         if not path.exists():
             path.mkdir()
@@ -174,6 +179,8 @@ class Qemu:
             run("zstd", "-dq", ROOT / "kernel/vmlinux.zst", "-o", self.kernel)
 
     def start(self, *more):
+        """Starts QEMU. Returns its process and its connections: serial port, control socket
+        (QMP), and a reader of the answers on the control socket."""
         self.number += 1
         sockets = [self.work / f"qemu-{self.number}-{what}" for what in ("serial", "control")]
         listeners = []
@@ -214,6 +221,7 @@ class Qemu:
 
     @staticmethod
     def control(machine, command, **arguments):
+        """Executes a command of QMP. Returns its result."""
         machine["control"].sendall(json.dumps({"execute": command, "arguments": arguments}).encode())
         for line in machine["answers"]:
             answer = json.loads(line)

@@ -3,8 +3,11 @@ import ctypes, errno, os, pathlib, struct, subprocess, sys, tempfile
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SYS_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}[os.uname().machine]
+# Types of events: PERF_TYPE_SOFTWARE and PERF_TYPE_TRACEPOINT.
 SOFTWARE, TRACEPOINT = 1, 2
+# Size of `struct perf_event_attr`, and offset of the fields `uprobe_path` and `probe_offset`.
 ATTRIBUTE_BYTES, PROBE_AT = 128, 56
+# Flag `inherit`: descendants are counted too.
 INHERIT = 1 << 1
 ALLOCATORS = ("malloc", "calloc", "realloc", "posix_memalign")
 EVENTS = {"processor time, ms": (SOFTWARE, 1), "page faults": (SOFTWARE, 2), "context switches": (SOFTWARE, 3)}
@@ -64,6 +67,8 @@ class Counts:
 
     @staticmethod
     def opened(thread, kind, config, path=None, offset=0):
+        """Opens a counter of one event for one thread. Returns its file, or `None` if the thread
+        has exited."""
         attribute = bytearray(ATTRIBUTE_BYTES)
         flags = 0 if path else INHERIT
         struct.pack_into("IIQQQQQ", attribute, 0, kind, ATTRIBUTE_BYTES, config, 0, 0, 0, flags)
@@ -79,6 +84,7 @@ class Counts:
         return file
 
     def read(self):
+        """Returns the sum of each event over all threads."""
         sums = {name: sum(struct.unpack("Q", os.read(file, 8))[0] for file in files)
                 for name, files in self.files.items()}
         if "processor time, ms" in sums:

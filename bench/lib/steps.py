@@ -8,7 +8,9 @@ from perf import Counts
 # processes created in the background affects the result.
 NUMBER = 10
 # The daemon creates spare processes and slots after answers.
+# The daemon is idle if it makes fewer than QUIET_CALLS system calls in QUIET_SECONDS.
 QUIET_SECONDS, QUIET_CALLS, LONGEST_WAIT = 0.06, 30, 3
+# Number of programs over which `start_of_a_program` averages.
 STARTS = 20
 
 
@@ -51,6 +53,8 @@ class Steps:
         return self.figures
 
     def step(self, counts, name, work, number=NUMBER):
+        """Runs `work`, and stores the difference of all counts as values per operation. Returns
+        the result."""
         before = self.settled(counts)
         done = work()
         after = self.settled(counts)
