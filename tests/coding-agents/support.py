@@ -55,26 +55,32 @@ class ProjectTest(unittest.TestCase):
         return path
 
     def start(self, *words, cwd=None, **options):
+        """Starts a command of jiffy in the project directory."""
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         return subprocess.Popen([JIFFY, *words], cwd=cwd or self.root, **options)
 
     def jiffy(self, *words, cwd=None):
+        """Runs a command of jiffy to its end."""
         process = self.start(*words, cwd=cwd)
         out, error = process.communicate(timeout=120)
         return subprocess.CompletedProcess(words, process.returncode, out.decode(), error.decode())
 
     def run_command(self, command, *options, cwd=None):
+        """Runs a shell command in the project's sandbox, as an agent does."""
         return self.jiffy("agent-shell", "exec", *options, "--", command, cwd=cwd)
 
     def ok(self, command, *options, cwd=None):
+        """Runs a shell command that must succeed. Returns its output."""
         done = self.run_command(command, *options, cwd=cwd)
         self.assertEqual(done.returncode, 0, done)
         return done.stdout
 
     def history(self):
+        """Returns the commands that can be undone, with their changes."""
         return json.loads(self.jiffy("history", "--json").stdout)
 
     def undo(self, *words):
+        """Undoes commands. Returns the output."""
         done = self.jiffy("undo", *words)
         self.assertEqual(done.returncode, 0, done)
         return done.stdout

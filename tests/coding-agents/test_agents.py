@@ -40,6 +40,7 @@ class Agent:
         return done.stdout
 
     def converse(self, turns, **variables):
+        """Runs the agent with a scripted model until all turns are used. Returns the model."""
         model = Model(turns)
         self.addCleanup(model.close)
         words, environment = self.command(model)
@@ -163,6 +164,7 @@ class McpClients(ProjectTest):
         self.enterContext(mock.patch.dict(os.environ, HOME=home))
 
     def list_servers(self, client, words):
+        """Adds the server to a client. Returns the list that a command of the client prints."""
         if not PROGRAMS.exists():
             self.skipTest("the programs are not installed")
         self.addCleanup(self.jiffy, "mcp", "install", client, "--remove")

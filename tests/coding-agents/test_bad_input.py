@@ -69,6 +69,7 @@ class HostileGuest(ProjectTest):
         self.assertEqual(process.stdout.readline(), b"begun\n")
         os.rename(self.root / "dir", self.root / "moved")
         os.symlink(self.outside, self.root / "dir")
+        # Ids of sandboxes have 20 characters.
         sandbox = [e for e in self.jiffy("agent-shell", "status").stdout.split() if len(e) == 20][0]
         self.assertEqual(self.jiffy("exec", sandbox, "--", "touch", "/tmp/go").returncode, 0)
         _, error = process.communicate(timeout=60)
@@ -109,6 +110,7 @@ class Conflicts(ProjectTest):
         self.assertEqual(process.stdout.readline(), b"begun\n")
         self.write("both", "host\n")
         self.write("gone", "host\n")
+        # Ids of sandboxes have 20 characters.
         sandbox = [e for e in self.jiffy("agent-shell", "status").stdout.split() if len(e) == 20][0]
         self.assertEqual(self.jiffy("exec", sandbox, "--", "touch", "/tmp/go").returncode, 0)
         _, error = process.communicate(timeout=60)

@@ -94,6 +94,7 @@ class Synchronisation(ProjectTest):
 
 class Undo(ProjectTest):
     def damage(self):
+        """Writes the files that the commands of a test damage. Returns the state of the project."""
         self.write("src/main.c", "int main() {}\n").chmod(0o640)
         self.write("src/data", os.urandom(100_000))
         self.write("docs/a b.md", "text\n")

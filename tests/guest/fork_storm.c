@@ -5,11 +5,13 @@
  */
 #include "torture.h"
 
+/* Pages of memory that each process checks, and processes that exist at once. */
 #define PAGES 64
 #define ALIVE 200
 
 static uint64_t memory[PAGES][PAGE / 8] __attribute__((aligned(4096)));
 
+/* A generation is the number of a process. Its memory contains a value for each page. */
 static uint64_t expected(int generation, int page)
 {
 	return (uint64_t)generation * 1000003 + page;

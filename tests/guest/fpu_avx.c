@@ -9,8 +9,10 @@
 #include <sys/time.h>
 #include <ucontext.h>
 
+/* Bytes of a vector register: SSE, AVX, AVX-512. */
 enum { XMM = 16, YMM = 32, ZMM = 64 };
 
+/* Values of all vector registers. */
 struct vectors {
 	uint8_t reg[32][64] __attribute__((aligned(64)));
 };
@@ -68,6 +70,7 @@ long keep(const struct vectors *in, struct vectors *out, int call, long argument
 	return result;
 }
 
+/* Fills registers with random values. */
 static void fill(struct vectors *v)
 {
 	for (int i = 0; i < 32; i++)
@@ -85,6 +88,7 @@ static void compare(const struct vectors *in, const struct vectors *out, const c
 			      "register %d byte %d of %d changed %s", i, j, width, what);
 }
 
+/* Sets the control registers of x87 and of SSE. */
 static void set_modes(uint16_t control, uint32_t mxcsr)
 {
 	asm volatile("fldcw %0; ldmxcsr %1" : : "m"(control), "m"(mxcsr));
@@ -126,6 +130,7 @@ static void on_signal(int number, siginfo_t *info, void *context)
 	}
 }
 
+/* Checks registers over spinning and system calls. The modes differ in rounding and precision. */
 static void one_context(double until, int with_modes)
 {
 	static const uint16_t control[] = { 0x37f, 0x27f, 0x7f, 0xf7f };

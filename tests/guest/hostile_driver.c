@@ -1,7 +1,10 @@
-// Guest kernel that attacks its VMM: it executes a script from its initial ramdisk and resets the machine. Freestanding, with the
-// 64-bit entry of Linux; crates/engines/tests/hostile_driver.rs writes the scripts.
+// Guest kernel that attacks its VMM: it executes a script from its initial ramdisk and resets the
+// machine. It uses no library, and has the 64-bit entry of Linux.
+// crates/engines/tests/hostile_driver.rs writes the scripts.
 #include <stdint.h>
 
+// Kinds of steps. `ASK` writes `F` to the serial port if a value in memory has a bit of the mask,
+// and `.` otherwise.
 enum { END, STORE, LOAD, OUT, COPY, ASK };
 
 struct step {
@@ -10,10 +13,12 @@ struct step {
     uint8_t width;
     uint16_t port;
     uint32_t address;
-    // Stored value. For COPY: offset in the ramdisk (low half) and bytes (high half). For `ASK`: a mask.
+   // Stored value. For `COPY`: offset in the ramdisk (low half) and bytes (high half). For `ASK`:
+    // a mask.
     uint64_t value;
 };
 
+// Linux's entry has the address of `boot_params` in RSI.
 __asm__(".globl _start\n_start: mov %rsi, %rdi\n jmp obey\n");
 
 static void out(uint16_t port, uint8_t value)

@@ -84,6 +84,7 @@ static int run(const char *name, const char *seconds)
 	return status == 0;
 }
 
+/* Returns whether the kernel command line selects a program. */
 static int wanted(const char *name)
 {
 	const char *list = getenv("torture"), *at;

@@ -23,6 +23,7 @@ static void on_timer(int number)
 	fired = 1;
 }
 
+/* Checks the delay of an event in seconds, and records the longest. */
 static void note(double lateness, const char *what)
 {
 	CHECK(lateness > -1e-4, "%s came %.0f us early", what, -lateness * 1e6);

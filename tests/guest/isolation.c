@@ -10,6 +10,7 @@
 static sigjmp_buf back;
 static volatile int got;
 
+/* Records the signal of a fault, and continues after the attempt. */
 static void on_fault(int number)
 {
 	got = number;
@@ -26,6 +27,10 @@ static void catch_faults(void)
 	}
 }
 
+/*
+ * Addresses of a kernel on x86-64: code, fixed mappings, all physical memory, stacks, per-CPU
+ * areas, modules.
+ */
 static const uint64_t kernel_addresses[] = {
 	0xffffffff81000000, 0xffffffff81000040, 0xffffffff81200000, 0xffffffff81600000,
 	0xffffffff81800000, 0xffffffff81a00000, 0xffffffff81c00000, 0xffffffff82000000,
@@ -70,6 +75,7 @@ static void kernel_memory(void)
 	CHECK(got == SIGSEGV, "%s gave signal %d, not SIGSEGV", name, got); \
 } while (0)
 
+/* MSRs: 0xc0000082 is LSTAR, the entry of system calls; 0x4b564d10 controls a PVM guest. */
 static void privileged_instructions(void)
 {
 	uint64_t value = 0;
@@ -127,6 +133,7 @@ static void software_interrupt(unsigned vector)
 /* The only instruction that may return: CPUID, which a PVM host offers to all programs. */
 #define PVM_CPUID_VECTOR 0x1a
 
+/* Checks the signal of an interrupt: `int 3` is a breakpoint, and 0x1b the hypercall of PVM. */
 static void software_interrupts(unsigned vector)
 {
 	catch_faults();
@@ -166,7 +173,10 @@ static void hypercalls(void)
 	}
 }
 
-/* 32-bit code, which this kernel does not support, in a 64-bit process. */
+/*
+ * Executes 32-bit code, which this kernel does not support, in a 64-bit process: places it at a low
+ * address, and jumps to it with the selector of 32-bit user code (0x23).
+ */
 static void compat_mode(int variant)
 {
 	static const uint8_t codes[][8] = {
@@ -203,6 +213,7 @@ static void segments(void)
 	}
 }
 
+/* Expected end of a child: a signal of a fault, or the exit code 0. */
 enum { DIED = -1, SUCCEEDS = 0 };
 
 /* Runs one attack in a child. */

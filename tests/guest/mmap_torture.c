@@ -9,6 +9,7 @@
 #define SPAN (8ul << 20)
 #define PAGES (SPAN / PAGE)
 
+/* Protection of a page in the model. */
 enum { READ = 1, WRITE = 2, MAPPED = 4 };
 
 static char *region;
@@ -23,6 +24,7 @@ static void on_fault(int number)
 	siglongjmp(back, 1);
 }
 
+/* Returns word `i` of a page whose content has the seed `s`. */
 static uint64_t word(uint32_t s, int i)
 {
 	return s ? (s * 0x9e3779b97f4a7c15ull) ^ ((uint64_t)i << 32 | i) : 0;
@@ -38,6 +40,7 @@ static void fill(size_t page, uint32_t s)
 	seed[page] = s;
 }
 
+/* Checks content and protection of a page. `after` names the preceding operation. */
 static void verify(size_t page, const char *after)
 {
 	volatile uint64_t *at = (uint64_t *)(region + page * PAGE);
@@ -74,6 +77,7 @@ static void verify_some(size_t first, size_t count, const char *after)
 		verify(random64() % PAGES, after);
 }
 
+/* Changes the model of a range of pages. */
 static void set_range(size_t first, size_t count, int access, int keep_content)
 {
 	for (size_t i = first; i < first + count; i++) {
@@ -98,6 +102,7 @@ static void write_range(size_t first, size_t count)
 			fill(i, (uint32_t)random64() | 1);
 }
 
+/* Moves pages to another address and back with mremap. */
 static void move(size_t first, size_t count)
 {
 	void *at = region + first * PAGE, *elsewhere, *moved;

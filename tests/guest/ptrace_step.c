@@ -7,6 +7,7 @@
 #include <sys/ptrace.h>
 #include <sys/user.h>
 
+/* Continues a stopped child, and waits for its next stop. */
 static void resume(int request, pid_t child, int *status, const char *what)
 {
 	CHECK(!ptrace(request, child, NULL, NULL), "%s: %s", what, strerror(errno));
@@ -49,6 +50,7 @@ asm(".pushsection .text\n"
     ".popsection\n");
 extern void loop(void);
 
+/* Starts a stopped child. It executes the loop, writes to `watched` twice, and exits with 7. */
 static pid_t start_child(void)
 {
 	pid_t child = fork();
@@ -68,6 +70,7 @@ static pid_t start_child(void)
 	return child;
 }
 
+/* Steps through the loop, and checks each address. Returns the number of steps. */
 static int single_steps(void)
 {
 	pid_t child = start_child();

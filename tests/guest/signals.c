@@ -13,6 +13,7 @@ static volatile int got_signal, got_code, got_trap;
 static volatile uint64_t got_address, got_error, got_ip;
 static volatile sig_atomic_t storms;
 
+/* Records the details of a fault, and continues after the statement that caused it. */
 static void on_fault(int number, siginfo_t *info, void *context)
 {
 	ucontext_t *uc = context;
@@ -33,6 +34,7 @@ static void catch(int number, void (*handler)(int, siginfo_t *, void *), int fla
 	CHECK(!sigaction(number, &action, NULL), "sigaction(%d): %s", number, strerror(errno));
 }
 
+/* Executes a statement that must cause a signal. A `code_` of 0 accepts any code. */
 #define FAULTS(what, statement, signal_, code_) do {				\
 	got_signal = 0;								\
 	if (!sigsetjmp(back, 1)) { statement; }					\
@@ -42,6 +44,10 @@ static void catch(int number, void (*handler)(int, siginfo_t *, void *), int fla
 	      what, got_code, code_);						\
 } while (0)
 
+/*
+ * Accesses an address, and checks the page fault (trap 14). Bits of `error`: present (1), write
+ * (2), user (4), instruction (16).
+ */
 static void page_fault(const char *what, volatile char *at, int write, int code, uint64_t error)
 {
 	FAULTS(what, if (write) *at = 1; else (void)*at, SIGSEGV, code);
@@ -84,6 +90,7 @@ static void faults(void)
 	close(file);
 }
 
+/* Overwrites registers in the handler. */
 static void on_storm(int number)
 {
 	(void)number;
@@ -137,6 +144,10 @@ static void registers_survive(double seconds)
 
 static volatile int order, next_value;
 
+/*
+ * Checks that the values of queued signals arrive in order. `order` is the first other value,
+ * plus one.
+ */
 static void on_queued(int number, siginfo_t *info, void *context)
 {
 	(void)number;
@@ -166,6 +177,7 @@ static void queued_in_order(void)
 
 static char alternate[65536];
 
+/* Exits with 0 if the handler runs on the alternate stack. */
 static void on_overflow(int number, siginfo_t *info, void *context)
 {
 	char here;

@@ -130,6 +130,7 @@ static int shootdown(double deadline, int cpus)
 static atomic_int futex_word;
 static unsigned long counter;
 
+/* Lock with three states: 0 free, 1 locked, 2 locked with waiting threads. */
 static void futex_lock(void)
 {
 	int free = 0;
@@ -146,6 +147,7 @@ static void futex_unlock(void)
 		syscall(SYS_futex, &futex_word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
+/* Increments the counter under the lock. Returns the number of its increments. */
 static void *futex_thread(void *argument)
 {
 	unsigned long mine = 0;
@@ -262,6 +264,7 @@ static getcpu_function vdso_getcpu(void)
 	return NULL;
 }
 
+/* Moves between CPUs. All ways to read the CPU's number must give the new one. */
 static int migrations(double deadline, int cpus)
 {
 	getcpu_function getcpu_fast = vdso_getcpu();

@@ -22,12 +22,15 @@
 #include <unistd.h>
 #include <linux/vm_sockets.h>
 
+/* Ports on vsock: of the host for the greeting, and of this guest for commands. */
 #define HELLO_PORT 1024
 #define COMMAND_PORT 5000
+/* Number of records, bytes of each, and offset of the mark after them on the disk. */
 #define RECORDS 512
 #define RECORD 4096
 #define MARK_AT ((off_t)RECORDS * RECORD)
 
+/* Record with a sequence number, data that it determines, and their sum. */
 struct record {
 	uint64_t sequence;
 	uint64_t data[RECORD / 8 - 2];
@@ -44,6 +47,7 @@ static int disk = -1;
 static char *dirt;
 static size_t dirt_bytes;
 
+/* Counts a failure, and stores its text for the answer to `verify`. */
 static void fail(const char *what, uint64_t number)
 {
 	snprintf(failure, sizeof(failure), "%s %llu", what, (unsigned long long)number);
@@ -72,6 +76,7 @@ static void fill(struct record *record, uint64_t number)
 	record->sum = sum;
 }
 
+/* Returns whether a record has this sequence number and a valid sum. */
 static int sound(const struct record *record, uint64_t number)
 {
 	uint64_t sum = record->sequence;
@@ -96,6 +101,7 @@ static void check(size_t at)
 		fail("disk record", at);
 }
 
+/* Writes records to random places in memory and on the disk, and checks others. */
 static void *writer(void *unused)
 {
 	(void)unused;
@@ -146,6 +152,7 @@ __attribute__((target("avx"))) static int hold_avx(uint64_t seed)
 	return total == 600000;
 }
 
+/* Computes with vector registers and floating point, and checks the results. */
 static void *computer(void *argument)
 {
 	size_t me = (size_t)argument;
@@ -165,6 +172,10 @@ static void *computer(void *argument)
 	return NULL;
 }
 
+/*
+ * Greets the host as the agent does: sends a hello, receives a line, sends the time of
+ * readiness. The connection ends when the guest is snapshotted or restored.
+ */
 static int greet(void)
 {
 	struct sockaddr_vm host = { .svm_family = AF_VSOCK, .svm_cid = VMADDR_CID_HOST, .svm_port = HELLO_PORT };
@@ -206,6 +217,10 @@ static void *greeter(void *unused)
 	return NULL;
 }
 
+/*
+ * Checks all records and dirty pages. Answers the result, the last sequence number, and the last
+ * failure.
+ */
 static void verify(int fd)
 {
 	uint64_t before = failures;
@@ -222,6 +237,7 @@ static void verify(int fd)
 	pthread_mutex_unlock(&writing);
 }
 
+/* Replaces the dirty memory by `mib` MiB with a known word in each page. */
 static void dirty(size_t mib)
 {
 	if (dirt_bytes)
@@ -239,6 +255,7 @@ static void dirty(size_t mib)
 		*(uint64_t *)(dirt + i) = mix(i);
 }
 
+/* Stores a word in memory and on the disk. A rollback must restore both. */
 static void set_mark(const char *word)
 {
 	static char block[4096] __attribute__((aligned(4096)));

@@ -64,12 +64,13 @@ static uint64_t rdtsc(void)
 	return (uint64_t)hi << 32 | lo;
 }
 
-/* Reads a clock between two others close together, or gives up trying. */
+/* Times of all clocks, read directly after each other. */
 struct sample {
 	long mono, raw, boot, real;
 	uint64_t tsc;
 };
 
+/* Returns the sample of 200 that took the least time. */
 static struct sample take(void)
 {
 	struct sample best = { 0 }, s;
@@ -92,6 +93,10 @@ static struct sample take(void)
 	return best;
 }
 
+/*
+ * Compares the progress of a clock with that of CLOCK_MONOTONIC. Fails if the ratio differs too
+ * much.
+ */
 static void same_rate(const char *name, double passed, double reference, double tolerance)
 {
 	CHECK(passed / reference > 1 - tolerance && passed / reference < 1 + tolerance,
@@ -99,6 +104,7 @@ static void same_rate(const char *name, double passed, double reference, double 
 	      name, passed / 1e3, reference / 1e3);
 }
 
+/* Compares the rates of all clocks on an idle and on a busy CPU. Returns the MHz of the TSC. */
 static double rates(double seconds)
 {
 	struct timespec pause = { (time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9) };

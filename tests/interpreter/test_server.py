@@ -1,4 +1,5 @@
-"""The code interpreter's server as a process on this machine: protocol, bounds, interrupts, identity, and the stock client."""
+"""The code interpreter's server as a process on this machine: protocol, bounds, interrupts,
+identity, and the stock client."""
 
 import asyncio
 import base64
@@ -78,6 +79,7 @@ class Server:
         return stream
 
     def execute(self, code, **more):
+        """Executes code. Returns the events of the response without keep-alive messages."""
         status, text = self.request("POST", "/execute", {"code": code, **more})
         assert status == 200, text
         lines = text.split(b"\n")
@@ -91,6 +93,7 @@ class Server:
         return [e for e in events if e["type"] != "keepalive"]
 
     def result(self, code, **more):
+        """Returns the text of the main result of code."""
         return next(e["text"] for e in self.execute(code, **more) if e.get("is_main_result"))
 
     def stop(self):
@@ -351,6 +354,7 @@ class Protocol(unittest.TestCase):
         self.assertEqual(text(self.server.execute("echo ok", language="bash")), "ok\n")
 
     def memory(self):
+        """Returns the resident memory of the server in MiB."""
         status = Path(f"/proc/{self.server.process.pid}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) >> 10
 

@@ -12,6 +12,7 @@ REQUEST_SCRIPT = "for i in $(seq 100); do curl -sf --max-time 5 http://127.0.0.1
 
 
 def check_published_port(sandbox, user):
+    """Checks that the container's server answers on the published port."""
     response = sandbox.sh(REQUEST_SCRIPT, user=user)
     if response != "it is served":
         raise Failed(f"the published port answered {response!r}")

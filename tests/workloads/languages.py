@@ -12,7 +12,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def known_failures(name, engine):
-    """Returns tests that are expected to fail, with reasons, from `known_failures/NAME` (lines of ENGINE TEST REASON)."""
+    """Returns tests that are expected to fail, with reasons, from `known_failures/NAME` (lines of
+    ENGINE TEST REASON)."""
     found = []
     with open(os.path.join(HERE, "known_failures", name), encoding="utf-8") as file:
         for line in file:

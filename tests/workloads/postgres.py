@@ -7,10 +7,12 @@ from sandbox import Failed, Sandbox
 SUMS = """select (select coalesce(sum(abalance), 0) from pgbench_accounts),
     (select coalesce(sum(tbalance), 0) from pgbench_tellers), (select coalesce(sum(bbalance), 0) from pgbench_branches),
     (select coalesce(sum(delta), 0) from pgbench_history), (select count(*) from pgbench_history)"""
+# Starts pgbench in the background.
 LOAD = "nohup pgbench -n -c 4 -T 3600 >/tmp/pgbench.log 2>&1 </dev/null & echo $! >/tmp/pgbench.pid"
 
 
 def sql(sandbox, text):
+    """Executes a statement. Returns its output."""
     return sandbox.sh(f'psql -AtX -F " " -v ON_ERROR_STOP=1 -c "{text}"', user="postgres", timeout=120)
 
 
@@ -33,7 +35,8 @@ def check_progress(sandbox):
 
 
 def check_recovery(sandbox):
-    """Kills the server. Checks that it has every acknowledged transaction afterwards, and that all pages are intact."""
+    """Kills the server. Checks that it has every acknowledged transaction afterwards, and that all
+    pages are intact."""
     sandbox.sh("kill $(cat /tmp/pgbench.pid)")
     before = transactions(sandbox)
     sandbox.sh("kill -9 $(head -1 /var/lib/postgresql/15/main/postmaster.pid); "

@@ -91,6 +91,7 @@ class Sandbox:
         return text.rstrip("\n")
 
     def put(self, local, remote):
+        """Copies a file or directory of the host into the sandbox."""
         jiffy_checked("cp", "-r", local, f"{self.id}:{remote}")
 
     def snapshot(self):

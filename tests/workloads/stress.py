@@ -12,6 +12,7 @@ WRONG = ("fail:", "unsuccessful", "verification failed", "corrupt")
 
 
 def check_stressors(sandbox, command, seconds):
+    """Runs stress-ng. Fails if it reports a wrong result."""
     status, text = sandbox.run(f"cd /home/user && {command}", user="user", timeout=seconds)
     wrong = [line for line in text.splitlines() if any(word in line for word in WRONG)]
     # Exit status 0: success; 3: some stressors lack resources; 4: not supported on this system.

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the workloads on one engine: suite.py ENGINE [--long] [NAME...]. Prints a line for each workload and records totals in JIFFY_RESULTS."""
+"""Runs the workloads on one engine: suite.py ENGINE [--long] [NAME...]. Prints a line for each
+workload and records totals in JIFFY_RESULTS."""
 
 import os
 import queue

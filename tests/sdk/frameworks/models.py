@@ -1,7 +1,8 @@
 """Scripted model server on the loopback interface, with the three APIs that frameworks use.
 
-A model answers with its turns, one after the other. A turn is a text, or a list of calls: pairs of a
-tool's name and arguments, which are an object, or a text for tools without a schema. A turn may be a function of the results that the framework sent so far.
+A model answers with its turns, one after the other. A turn is a text, or a list of calls: pairs of
+a tool's name and arguments, which are an object, or a text for tools without a schema. A turn may
+be a function of the results that the framework sent so far.
 """
 
 import json

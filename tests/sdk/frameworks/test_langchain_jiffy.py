@@ -27,11 +27,13 @@ def checkpoints(backend):
 
 
 def agent(model, backend, *middleware, saver=None):
+    """Returns an agent of deepagents that uses a sandbox."""
     chat = ChatAnthropic(model="m", base_url=model.url, api_key="k", max_retries=0)
     return create_deep_agent(chat, backend=backend, middleware=middleware, checkpointer=saver or InMemorySaver())
 
 
 def run(command):
+    """Returns a turn of the model that runs a command."""
     return [("execute", {"command": command})]
 
 

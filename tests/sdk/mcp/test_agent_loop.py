@@ -16,8 +16,8 @@ FIXES = ["len(values) // 2", "0", "len(values) - 1"]
 
 
 class Model:
-    """A server with the protocol of OpenAI. Each turn is a function of the results so far; it returns calls of
-    tools, or the text of the last answer."""
+    """A server with the protocol of OpenAI. Each turn is a function of the results so far; it
+    returns calls of tools, or the text of the last answer."""
 
     def __init__(self, turns):
         turns = iter(turns)

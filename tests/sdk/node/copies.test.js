@@ -4,6 +4,7 @@ import { test } from 'node:test'
 import { Sandbox, SandboxNotFoundError, TimeoutError } from 'e2b'
 import { create, eventually, Collected, limit, pages, unique } from './support.js'
 
+// Program that counts lines of its input in memory.
 const COUNTER = `exec python3 -uc 'n = 0
 print("ready")
 while True:

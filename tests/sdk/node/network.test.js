@@ -12,6 +12,7 @@ async function serve(sandbox) {
     .then((server) => void server.wait().catch(() => {})) // ends with its sandbox
   await out.waitForText('Serving HTTP')
 }
+// Headers that select a port of a sandbox.
 const routed = (sandbox, port = 8080) => ({ 'E2b-Sandbox-Id': sandbox.sandboxId, 'E2b-Sandbox-Port': `${port}` })
 
 let sandbox

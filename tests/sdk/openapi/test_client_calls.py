@@ -121,6 +121,7 @@ def missing(document, calls):
 
 
 def check(document, calls, package):
+    """Checks that exactly the unsupported requests of a package are not described."""
     unsupported = {name for name, (packages, _) in UNSUPPORTED.items() if package in packages}
     found = missing(document, calls)
     missing_now, described_now = sorted(found - unsupported), sorted(unsupported - found)

@@ -1,10 +1,11 @@
-"""Sends requests that the OpenAPI document allows, and many that it does not, and checks the responses against the document.
+"""Sends requests that the OpenAPI document allows, and many that it does not, and checks the
+responses against the document.
 
     contract.py REPORT [SECONDS]
 
-Runs Schemathesis on `/openapi.json` of the daemon at E2B_API_URL and writes a JUnit report. The hooks in
-`contract_hooks.py` make about half of the requests use existing objects. At the end, all sandboxes,
-snapshots and volumes are removed.
+Runs Schemathesis on `/openapi.json` of the daemon at E2B_API_URL and writes a JUnit report. The
+hooks in `contract_hooks.py` make about half of the requests use existing objects. At the end, all
+sandboxes, snapshots and volumes are removed.
 """
 
 import os

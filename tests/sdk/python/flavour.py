@@ -1,8 +1,9 @@
 """The two flavours of the Python client, controlled by the same tests.
 
-A test is a coroutine. `await sdk(function, ...)` calls a function of the client: in a thread of its own if the client is the blocking
-one, awaiting it if it is the asynchronous one. Where the two differ in more than that (output of background commands, watching,
-streamed input) there is a helper here; nothing of the client is replaced.
+A test is a coroutine. `await sdk(function, ...)` calls a function of the client: in a thread of its
+own if the client is the blocking one, awaiting it if it is the asynchronous one. Where the two
+differ in more than that (output of background commands, watching, streamed input) there is a helper
+here; nothing of the client is replaced.
 """
 
 import asyncio
@@ -45,12 +46,15 @@ class Flavour:
         return await Command(self).follow(sandbox.commands.connect, pid)
 
     async def terminal(self, sandbox, **options):
+        """Opens a terminal and collects its output."""
         return await Terminal(self, sandbox).open(sandbox.pty.create, **options)
 
     async def attach_terminal(self, sandbox, pid):
+        """Collects the output of a terminal that is already open."""
         return await Terminal(self, sandbox).open(sandbox.pty.connect, pid=pid)
 
     async def watch(self, sandbox, path, **options):
+        """Watches a directory and collects its events."""
         return await Watch(self).open(sandbox, path, **options)
 
     async def stream_input(self, module, pid, chunks):

@@ -51,6 +51,7 @@ class Command(Collected):
         self.notify()
 
     async def follow(self, begin, *args, **options):
+        """Starts the command with `begin`, and collects its output until it ends."""
         callbacks = {"on_stdout": self._on_stdout, "on_stderr": self._on_stderr}
         if self.sdk.blocking:
             self.handle = await asyncio.to_thread(begin, *args, **options)
@@ -90,6 +91,7 @@ class Terminal(Collected):
         self.notify()
 
     async def open(self, begin, **options):
+        """Opens the terminal with `begin`, and collects its output until it ends."""
         if self.sdk.blocking:
             self.handle = await asyncio.to_thread(begin, **options)
             self._end = asyncio.create_task(asyncio.to_thread(self.handle.wait, on_pty=self._on_data))
@@ -131,6 +133,7 @@ class Watch(Collected):
         self.notify()
 
     async def open(self, sandbox, path, **options):
+        """Starts the watch of a directory."""
         if self.sdk.blocking:
             self._handle = await asyncio.to_thread(sandbox.files.watch_dir, path, **options)
             self._poll_task = asyncio.create_task(self._poll())

@@ -24,6 +24,7 @@ async def raw(url):
             return stream
 
         async def exchange(self, data, end=False, limit=LIMIT):
+            """Sends `data`, and half-closes the connection if `end`. Returns the response."""
             reader, writer = await self.connect()
             writer.write(data)
             if end:
@@ -267,6 +268,7 @@ async def test_a_disconnected_stream_leaves_its_process_running(raw, made, web, 
     routed = {"E2b-Sandbox-Id": made["sandboxID"], "E2b-Sandbox-Port": "49983", "X-Access-Token": made.get("envdAccessToken", "")}
     marker = uuid.uuid4().hex
     payload = json.dumps({"process": {"cmd": "/bin/sh", "args": ["-c", f"echo up; sleep 1000 # {marker}"]}, "stdin": False}).encode()
+    # A message of the Connect protocol: flags, length, JSON.
     frame = b"\0" + len(payload).to_bytes(4, "big") + payload
     head = "POST /process.Process/Start HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/connect+json\r\nConnect-Protocol-Version: 1\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in routed.items()) + f"Content-Length: {len(frame)}\r\n\r\n"

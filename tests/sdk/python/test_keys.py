@@ -20,7 +20,8 @@ async def jiffy(*words):
 
 @pytest.fixture
 async def new_key(unique):
-    """Creates keys and revokes them after the test. Requested before `sandbox`, so that sandboxes are killed first."""
+    """Creates keys and revokes them after the test. Requested before `sandbox`, so that sandboxes
+    are killed first."""
     made = set()
 
     async def revoke(name):

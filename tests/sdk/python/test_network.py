@@ -1,4 +1,5 @@
-"""Egress and ingress rules are reported, enforced and changed; servers in the guest are reachable from outside."""
+"""Egress and ingress rules are reported, enforced and changed; servers in the guest are reachable
+from outside."""
 
 import asyncio
 
@@ -6,6 +7,7 @@ import httpx
 import pytest
 from e2b import SandboxException
 
+# Server that answers GET with the path and the host name, and POST with the reversed body.
 SERVER = """exec python3 -uc '
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -25,6 +27,7 @@ async def serve(sdk, sandbox):
 
 
 def routed(sandbox, port=8080):
+    """Returns the headers that select a port of a sandbox."""
     return {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": str(port)}
 
 

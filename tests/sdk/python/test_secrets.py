@@ -17,6 +17,7 @@ def name():
 
 
 async def names(sdk, secrets):
+    """Returns the names of all secrets."""
     found, pages = [], secrets.list(limit=2)
     while pages.has_next:
         found += [secret.name for secret in await sdk(pages.next_items)]

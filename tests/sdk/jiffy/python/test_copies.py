@@ -18,12 +18,14 @@ while True:
 
 
 async def keep(sdk, sandbox):
+    """Starts the server that keeps a number in memory."""
     await sdk(sandbox.commands.run, KEEPER, background=True, timeout=0)
     # The first client.
     await sdk(sandbox.wait_for_port, 7000)
 
 
 async def remembered(sdk, sandbox):
+    """Returns the number in memory, and increments it."""
     return int((await sdk(sandbox.commands.run, "cat </dev/tcp/127.0.0.1/7000", timeout=20)).stdout)
 
 
@@ -200,6 +202,7 @@ async def test_a_number_of_forks_out_of_range_is_rejected(sdk, shared):
 
 
 def echo(text):
+    """Returns a function for `try_each` that prints and writes a text."""
     def steps(fork):
         result = yield fork.commands.run, f"echo {text}"
         yield fork.files.write, NOTE, text
