@@ -62,6 +62,7 @@ impl UsedVersions {
     }
 }
 
+/// Returns the value of a counter. `None` if it is missing or not a number.
 fn find<'a>(mut counters: impl Iterator<Item = (&'a str, &'a str)>, wanted: &str) -> Option<u64> {
     counters.find(|(name, _)| *name == wanted)?.1.parse().ok()
 }

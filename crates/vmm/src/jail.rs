@@ -54,10 +54,12 @@ pub fn confine(argument: Option<&str>) -> Result<(), VmmError> {
     confinement::restrict_everything().map_err(failed("landlock"))
 }
 
+/// Returns a conversion of errors. `what` names the failed operation.
 fn failed<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> VmmError {
     move |e| VmmError::host(what, e)
 }
 
+/// Closes all descriptors from `first` on.
 fn close_fds_from(first: i32) -> Result<(), VmmError> {
     let first = u32::try_from(first).unwrap_or(u32::MAX);
     // SAFETY: no value in this process owns a descriptor above the control socket yet.

@@ -59,6 +59,7 @@ const NAME: &str = "jiffy-vmm";
 /// Maximum time for vCPUs to leave the guest before the process exits, which terminates them.
 const LAST_PAUSE_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// Event loop slots of the VMM itself. Slots of devices follow (`machine::devices`).
 const SLOT_CONTROL: u32 = 0;
 const SLOT_LISTENER: u32 = 1;
 const SLOT_VCPU_END: u32 = 2;
@@ -140,6 +141,7 @@ fn set_process_name(name: &str) {
     }
 }
 
+/// Reports that the VM cannot start. Returns the exit code of the process.
 fn finish(control: &Channel, cause: &StopCause) -> ExitCode {
     // Ignore errors: the controller also learns of the failure from the exit code.
     let _ = control.send(&Event::Stopped(cause.clone()), &[]);
@@ -303,6 +305,7 @@ fn exit_process(link: &ControlLink, error: VmmError) {
     unsafe { libc::_exit(0) }
 }
 
+/// Registers a descriptor for reading in the event loop.
 fn watch(slot: &crate::poll::SlotPoller, fd: BorrowedFd<'_>) -> Result<(), VmmError> {
     slot.add(fd, 0, EpollFlags::EPOLLIN)
         .map_err(|e| VmmError::host("epoll", e))
@@ -362,6 +365,7 @@ impl Vm {
         }
     }
 
+    /// Handles the end of a vCPU, which ends the VM.
     fn on_vcpu_end(&mut self) {
         if let Some(end) = self.vcpus.take_end() {
             self.cause = Some(match end {

@@ -38,6 +38,7 @@ macro_rules! calls {
     };
 }
 
+// Reasons that several calls share.
 const REASON_ALLOCATOR: &str =
     "memory allocator: the calls depend on sizes and on earlier allocations";
 const REASON_THREAD_END: &str = "the end of a thread, which the end of the process may overtake";
@@ -230,6 +231,7 @@ pub fn confine_main(tracks_writes: bool) -> Result<(), VmmError> {
     }
 }
 
+/// Returns the requests of the event loop of a VM that tracks writes.
 fn tracking_ioctls() -> Vec<IoctlRequest> {
     [ioctl::MAIN_IOCTLS, ioctl::TRACKING_IOCTLS].concat()
 }
@@ -238,6 +240,7 @@ fn failed(e: io::Error) -> VmmError {
     VmmError::host("seccomp filter", e)
 }
 
+/// Confines the calling thread to these system calls.
 fn confine(calls: &[AllowedSyscall], requests: &[IoctlRequest]) -> Result<(), VmmError> {
     compile(calls, requests)?.apply().map_err(failed)
 }

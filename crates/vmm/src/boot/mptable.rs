@@ -7,15 +7,21 @@ use crate::machine::ioapic::IOAPIC_PINS;
 use crate::memory::{IOAPIC_START, LAPIC_START};
 use vm_memory::{Bytes, GuestAddress};
 
+/// Version 1.4 of the specification.
 const SPEC_REVISION: u8 = 4;
 const FLOATING_POINTER_LENGTH: usize = 16;
 const HEADER_LENGTH: usize = 44;
+/// Versions of the local APICs, and of the I/O APIC (82093AA).
 const APIC_VERSION: u8 = 0x14;
 const IOAPIC_VERSION: u8 = 0x11;
+/// Flags of a processor: it is usable, and it boots the machine.
 const CPU_ENABLED: u8 = 1;
 const CPU_BOOT: u8 = 2;
+/// Family 6 of x86 processors.
 const CPU_SIGNATURE: u32 = 0x600;
+/// Features of a processor: bit 0 is the FPU, bit 9 is the local APIC.
 const CPU_FEATURES_APIC_FPU: u32 = 0x201;
+/// Id of the only bus.
 const ISA_BUS: u8 = 0;
 
 /// Writes the floating pointer, followed by the table, at the end of conventional memory.
@@ -80,6 +86,8 @@ fn table(vcpus: u8) -> Vec<u8> {
     entries.extend([4, 1, 0, 0, ISA_BUS, 0, 0xff, 1]);
     count += 2;
 
+    // The header: signature, length, revision, checksum (byte 7), names of manufacturer and
+    // product, number of entries, and address of the local APICs.
     let mut table = vec![0u8; HEADER_LENGTH];
     table[..4].copy_from_slice(b"PCMP");
     let length = u16::try_from(HEADER_LENGTH + entries.len()).unwrap_or(u16::MAX);
@@ -94,6 +102,7 @@ fn table(vcpus: u8) -> Vec<u8> {
     table
 }
 
+/// Returns the low half of an address.
 fn low32(address: u64) -> [u8; 4] {
     let b = address.to_le_bytes();
     [b[0], b[1], b[2], b[3]]

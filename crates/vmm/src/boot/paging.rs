@@ -7,9 +7,13 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 /// Top-level page table.
 pub const PML4_START: u64 = 0x9000;
+/// Table of the second level, whose entries cover 1 GiB each.
 const PDPT_START: u64 = 0xa000;
+/// First of the tables of the third level, whose entries map 2 MiB each.
 const PD_START: u64 = 0xb000;
+/// Bits of an entry: present (0) and writable (1).
 const PRESENT_WRITABLE: u64 = 0x3;
+/// Bit of an entry that maps a page of 2 MiB.
 const LARGE_PAGE: u64 = 0x80;
 const MAPPED_GIB: u64 = 4;
 

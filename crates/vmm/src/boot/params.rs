@@ -9,12 +9,15 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 /// Guest-physical address of the zero page.
 pub const ZERO_PAGE_START: u64 = 0x7000;
+/// Address of the command line.
 const CMDLINE_START: u64 = 0x2_0000;
 /// End of conventional memory, followed by the MP table.
 pub(super) const EBDA_START: u64 = 0x9_fc00;
 const EBDA_LENGTH: u64 = 0x400;
+/// Start of memory above the firmware area.
 const HIGH_MEMORY: u64 = 0x10_0000;
 
+/// Types of entries in the map of memory.
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
 
@@ -85,6 +88,7 @@ fn e820(memory: &GuestMemory) -> Vec<boot_e820_entry> {
     map
 }
 
+/// Converts an address or size to a field of 32 bits.
 fn low_u32(value: u64) -> Result<u32, VmmError> {
     u32::try_from(value).map_err(|_| VmmError::host("boot parameters", "address above 4 GiB"))
 }

@@ -59,12 +59,14 @@ impl Bus {
         }
     }
 
+    /// Returns the device at an address, and the offset in its register page.
     fn device(&self, address: u64) -> Option<(&SharedDevice, u64)> {
         let offset = address.checked_sub(MMIO_START)?;
         let index = usize::try_from(offset / MMIO_STRIDE).ok()?;
         Some((self.devices.get(index)?, offset % MMIO_STRIDE))
     }
 
+    /// Returns the offset of an address in the registers of the I/O APIC.
     fn ioapic_offset(address: u64) -> Option<u64> {
         // The registers occupy one page.
         address.checked_sub(IOAPIC_START).filter(|&o| o < 0x1000)

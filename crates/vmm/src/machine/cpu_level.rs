@@ -12,11 +12,13 @@ const EAX: usize = 0;
 const EBX: usize = 1;
 const ECX: usize = 2;
 const EDX: usize = 3;
+/// Leaf with AMD's extended features.
 const EXTENDED: u32 = 0x8000_0001;
 
 /// Feature of a level: name, leaf, register, bit (Intel SDM volume 2A, CPUID).
 type Feature = (&'static str, u32, usize, u32);
 
+/// Features that level x86-64-v2 adds to the first processors of 64 bits.
 const V2: [Feature; 7] = [
     ("sse3", 1, ECX, 0),
     ("ssse3", 1, ECX, 9),
@@ -26,6 +28,7 @@ const V2: [Feature; 7] = [
     ("popcnt", 1, ECX, 23),
     ("lahf_lm", EXTENDED, ECX, 0),
 ];
+/// Features that level x86-64-v3 adds to x86-64-v2.
 const V3: [Feature; 9] = [
     ("fma", 1, ECX, 12),
     ("movbe", 1, ECX, 22),
@@ -37,6 +40,7 @@ const V3: [Feature; 9] = [
     ("bmi2", 7, EBX, 8),
     ("abm", EXTENDED, ECX, 5),
 ];
+/// Features that level x86-64-v4 adds to x86-64-v3.
 const V4: [Feature; 5] = [
     ("avx512f", 7, EBX, 16),
     ("avx512dq", 7, EBX, 17),
@@ -74,6 +78,7 @@ const RETAINED: [(u32, usize, u32); 9] = [
 ];
 /// Leaves with features that belong to no level: processor trace, AMX, AVX10.
 const HIDDEN: [u32; 4] = [0x14, 0x1d, 0x1e, 0x24];
+/// Leaf that describes the register state saved by XSAVE.
 const XSAVE: u32 = 0xd;
 /// Size of the x87 and SSE state with the XSAVE header, in bytes.
 const XSAVE_LEGACY_BYTES: u32 = 576;
@@ -81,6 +86,7 @@ const XSAVE_LEGACY_BYTES: u32 = 576;
 const AVX_STATE: u32 = 0x7;
 const AVX512_STATE: u32 = 0xe7;
 
+/// Returns the features of a level, including the features of lower levels.
 fn features(level: CpuLevel) -> impl Iterator<Item = Feature> {
     let v3 = (level >= CpuLevel::X86_64V3).then_some(V3);
     let v4 = (level >= CpuLevel::X86_64V4).then_some(V4);

@@ -19,6 +19,7 @@ const STATS_HEADER_BYTES: usize = 24;
 const STATS_DESCRIPTOR_BYTES: usize = 16;
 /// Maximum size of a name in bytes. No kernel has longer names.
 const MAX_STAT_NAME_BYTES: usize = 256;
+/// Maximum number of statistics.
 const MAX_STATS: u64 = 1024;
 
 /// Statistics file of every vCPU, and the offset of the number of exits in it.

@@ -13,14 +13,18 @@ use kvm_ioctls::VmFd;
 /// Number of pins.
 pub const IOAPIC_PINS: u8 = 24;
 
+/// Offsets of the two registers in memory. A write to the first selects the register that the
+/// second one accesses.
 const REG_SELECT: u64 = 0x00;
 const REG_WINDOW: u64 = 0x10;
+/// Indices of registers. Each pin has two, from `INDEX_TABLE` on: the halves of its entry.
 const INDEX_ID: u8 = 0x00;
 const INDEX_VERSION: u8 = 0x01;
 const INDEX_ARBITRATION: u8 = 0x02;
 const INDEX_TABLE: u8 = 0x10;
 /// 0x11 is the version of the 82093AA. Bits 16 to 23 hold the highest pin.
 const VERSION_REGISTER_VALUE: u32 = 0x11 | ((IOAPIC_PINS as u32 - 1) << 16);
+/// Bit of an entry that disables the pin.
 const ENTRY_MASKED: u64 = 1 << 16;
 /// Delivery status and remote IRR.
 const ENTRY_READ_ONLY_BITS: u64 = 1 << 12 | 1 << 14;

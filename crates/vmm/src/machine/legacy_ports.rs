@@ -12,7 +12,9 @@ pub const COM1: u16 = 0x3f8;
 /// Interrupt of COM1.
 pub const COM1_IRQ: u32 = 4;
 const COM1_LAST: u16 = COM1 + 7;
+/// Port with the output of the timer.
 const SYSTEM_CONTROL: u16 = 0x61;
+/// Command port of the keyboard controller, and the command that resets the processor.
 const KEYBOARD_COMMAND: u16 = 0x64;
 const RESET_CPU: u8 = 0xfe;
 /// Output of PIT channel 2 is high, so that a guest polling it does not wait forever.

@@ -19,12 +19,16 @@ use kvm_ioctls::VcpuFd;
 const CR0_BOOT: u64 = 0x8005_0033; // PE MP ET NE WP AM PG
 const CR4_PAE: u64 = 0x20;
 const EFER_LONG_MODE: u64 = 0x500; // LME LMA
+/// `IA32_MISC_ENABLE`, and its bit that enables fast string operations.
 const MSR_MISC_ENABLE: u32 = 0x1a0;
 const MISC_ENABLE_FAST_STRING: u64 = 1;
+/// Offsets of the registers for the two interrupt pins of a local APIC.
 const LAPIC_LVT_LINT0: usize = 0x350;
 const LAPIC_LVT_LINT1: usize = 0x360;
+/// Delivery modes of a pin (bits 8 to 10).
 const LVT_EXTINT: u32 = 0x700;
 const LVT_NMI: u32 = 0x400;
+/// Bits of CPUID leaf 1, ECX.
 const CPUID_HYPERVISOR: u32 = 1 << 31;
 const CPUID_TSC_DEADLINE: u32 = 1 << 24;
 

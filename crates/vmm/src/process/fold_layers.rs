@@ -10,6 +10,7 @@ use jiffy_proto::snapshot::FoldedLayers;
 const MAX_WAITING: usize = 64;
 
 impl Vm {
+    /// Handles a request to fold layers.
     pub(super) fn on_fold_layers(&mut self, layers: FoldedLayers) {
         if self.unfolded.len() < MAX_WAITING {
             self.unfolded.push(layers);

@@ -74,6 +74,7 @@ impl FrozenMachine {
         disks.fold(chunks + index + state, u64::saturating_add)
     }
 
+    /// Returns the numbers of the frozen disks' devices.
     pub fn devices(&self) -> Vec<usize> {
         self.disks.iter().map(|(device, ..)| *device).collect()
     }

@@ -56,6 +56,7 @@ pub(super) struct BackgroundCopy {
 }
 
 impl BackgroundCopy {
+    /// Kills the writer process. The snapshot then fails.
     pub fn cancel(&self) {
         self.child.cancel();
     }
@@ -409,6 +410,7 @@ impl Vm {
         }
     }
 
+    /// Reads the index that the writer process has written.
     fn read_index(&self, file: &File) -> Result<LayerIndex, VmmError> {
         let failed = |e: io::Error| VmmError::host("reading the memory index", e);
         let linear = LinearMemory::new(&self.machine.memory)?;

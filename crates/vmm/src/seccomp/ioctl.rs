@@ -36,6 +36,7 @@ const fn request(direction: u32, kind: u8, number: u8, size: usize) -> u32 {
     direction << 30 | size << 16 | (kind as u32) << 8 | number as u32
 }
 
+/// Directions of a request's argument: no argument, read by the kernel, written by the kernel.
 const DIRECTION_NONE: u32 = 0;
 const DIRECTION_WRITE: u32 = 1;
 const DIRECTION_READ: u32 = 2;

@@ -42,6 +42,7 @@ impl ChunkHashes {
         })
     }
 
+    /// Returns the address of a chunk's hash.
     fn slot(&self, chunk: u64) -> Option<*mut ChunkHash> {
         let at = usize::try_from(chunk).ok().filter(|&at| at < self.chunks)?;
         // SAFETY: the index is below the number of hashes in the mapping.

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+/// Stack size of the thread, in bytes.
 const STACK_BYTES: usize = 256 << 10;
 /// Interval at which open requests are sent again or time out.
 const TICK: Duration = Duration::from_millis(100);
@@ -56,6 +57,7 @@ pub struct FaultSource {
 }
 
 impl FaultSource {
+    /// Returns the layer with a missing chunk. `None` if no run contains the chunk.
     fn layer_of(&self, chunk: u64) -> Option<usize> {
         // The last run that starts at or before the chunk.
         let after = self.runs.partition_point(|(_, run)| run.start <= chunk);
@@ -188,6 +190,7 @@ impl FaultHandler {
         }
     }
 
+    /// Replaces the connection to the fetcher, and closes the former one.
     fn replace_fetcher(&mut self, next: Option<OwnedFd>) {
         if let Some(former) = std::mem::replace(&mut self.fetcher, next) {
             // In builds with debug assertions, dropping an `OwnedFd` also calls `fcntl`, which the

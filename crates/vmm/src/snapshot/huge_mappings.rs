@@ -13,6 +13,7 @@ use crate::memory::HUGE_PAGE_BYTES;
 use jiffy_proto::layer::{MEMORY_PAGE, UnitSet};
 use std::ops::Range;
 
+/// Chunks of a huge page, and pages of a chunk.
 const REGION_CHUNKS: u64 = HUGE_PAGE_BYTES as u64 / CHUNK_SIZE;
 const CHUNK_PAGES: u64 = CHUNK_SIZE / MEMORY_PAGE as u64;
 

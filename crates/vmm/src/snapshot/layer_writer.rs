@@ -256,6 +256,7 @@ fn page_runs(mut rest: u64) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
+/// Returns whether all bytes are zero.
 fn is_zero(bytes: &[u8]) -> bool {
     // Compare 16 bytes at a time. The call of `Iterator::fold` has no branches, so that the
     // compiler can vectorise it.

@@ -164,6 +164,7 @@ impl LazyMemory {
         Errno::result(result).map(drop)
     }
 
+    /// Returns the address of a chunk in this process.
     fn address(&self, chunk: u64) -> Result<u64, Errno> {
         let host = self.linear.chunk(chunk).ok_or(Errno::EFAULT)?;
         u64::try_from(host.addr()).map_err(|_| Errno::EOVERFLOW)

@@ -18,8 +18,10 @@ pub const CHUNK_BYTES: usize = MEMORY_CHUNK as usize;
 /// Chunks of one region of guest memory, which are contiguous in this process.
 #[derive(Debug, Clone, Copy)]
 struct LinearRegion {
+    /// First chunk of the region, and number of its chunks.
     first: u64,
     chunks: u64,
+    /// Address of the region in this process.
     host: *mut u8,
 }
 

@@ -12,6 +12,7 @@ use crate::virtio::mmio::TransportState;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// First bytes of a state file.
 const STATE_MAGIC: [u8; 8] = *b"JIFFYVMS";
 /// Version of the file format without the sections.
 pub const STATE_FORMAT: u32 = 1;
@@ -86,10 +87,12 @@ section_state!(IoApicState, "ioapic", 1);
 section_state!(SerialPortState, "serial", 1);
 section_state!(TransportState, "device", 1);
 
+/// Returns the error of an invalid file.
 fn damaged(what: impl std::fmt::Display) -> VmmError {
     VmmError::Config(format!("snapshot state is damaged: {what}"))
 }
 
+/// Encodes a value as a section.
 fn section<T: SectionState>(value: &T) -> Result<StateSection, VmmError> {
     Ok(StateSection {
         name: T::NAME.to_owned(),

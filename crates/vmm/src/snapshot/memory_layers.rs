@@ -91,6 +91,7 @@ impl MemoryLayers {
         }
     }
 
+    /// Returns the newest layer that stores a chunk or marks it as zero.
     fn owning_layer(&self, chunk: u64) -> Option<usize> {
         self.0.iter().rposition(|layer| layer.index.decides(chunk))
     }

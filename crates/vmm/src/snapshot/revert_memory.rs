@@ -151,6 +151,7 @@ impl PrivatePages<'_> {
     }
 }
 
+/// Returns the identity of a layer's file.
 fn identity(file: Option<&File>) -> Result<FileIdentity, VmmError> {
     let metadata = file
         .map(File::metadata)
@@ -172,6 +173,7 @@ impl MappedFiles {
         Ok(Self(mapped.collect()))
     }
 
+    /// Returns the mapped chunks of a memory with this number of chunks.
     fn chunks(&self, chunks: u64) -> UnitSet {
         let mut set = UnitSet::empty(chunks);
         for (_, run) in &self.0 {

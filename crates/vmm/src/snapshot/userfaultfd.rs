@@ -7,6 +7,7 @@
 use nix::errno::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+/// Requests that create a userfaultfd, and that enable its features.
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 /// `UFFDIO_WAKE` is an `_IOR` request of type 0xaa, the others are `_IOWR`. The filters in
@@ -15,13 +16,16 @@ pub(crate) const UFFDIO_REGISTER: u32 = 0xc020_aa00;
 pub(crate) const UFFDIO_WAKE: u32 = 0x8010_aa02;
 pub(crate) const UFFDIO_COPY: u32 = 0xc028_aa03;
 pub(crate) const UFFDIO_ZEROPAGE: u32 = 0xc020_aa04;
+/// Version of the interface.
 const UFFD_API: u64 = 0xaa;
+/// Kinds of faults for which a range is registered: on missing and on protected pages.
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WRITE_PROTECT: u64 = 1 << 1;
 /// `UFFD_FEATURE_WP_ASYNC`: the kernel resolves writes to protected pages by itself.
 const FEATURE_ASYNC_WRITE_PROTECT: u64 = 1 << 15;
 /// `UFFD_USER_MODE_ONLY`: faults of the kernel are never delivered.
 const USER_MODE_ONLY: libc::c_int = 1;
+/// `UFFD_EVENT_PAGEFAULT`: the message reports a page fault.
 const EVENT_PAGEFAULT: u8 = 0x12;
 /// Size of `struct uffd_msg`, in bytes.
 const MESSAGE_BYTES: usize = 32;
@@ -113,6 +117,7 @@ impl Userfaultfd {
         self.request(UFFDIO_API, &mut api)
     }
 
+    /// Makes a request with its argument.
     fn request<T>(&self, request: libc::c_ulong, argument: &mut T) -> Result<(), Errno> {
         let argument: *mut T = argument;
         // SAFETY: every caller passes the struct of its request. The requests modify only missing

@@ -186,12 +186,14 @@ impl SharedWords {
         Some(Self { start, count })
     }
 
+    /// Returns the words.
     fn slice(&self) -> &[AtomicU64] {
         // SAFETY: the mapping has this length, is page-aligned and initially zero, and is never
         // unmapped.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 
+    /// Stores words from the start on.
     fn fill(&self, words: impl Iterator<Item = u64>) {
         let slots = self.slice().iter();
         slots

@@ -21,6 +21,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileSlice};
 const F_DEFLATE_ON_OOM: u64 = 1 << 2;
 const F_REPORTING: u64 = 1 << 5;
 
+/// Queues with the pages that enter and leave the balloon.
 const INFLATE_QUEUE: usize = 0;
 const DEFLATE_QUEUE: usize = 1;
 /// Queue number 4 in the specification. Linux and this device count only queues whose features were
@@ -169,6 +170,7 @@ fn inflate(
     Ok(())
 }
 
+/// Checks that a request has only buffers of the `wanted` direction.
 fn check_direction(wanted: &GuestBuffers<'_>, other: &GuestBuffers<'_>) -> Result<(), DeviceError> {
     if !other.is_empty() || wanted.is_empty() {
         return Err(DeviceError::Guest("buffers of the wrong direction".into()));

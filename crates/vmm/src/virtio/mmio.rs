@@ -34,9 +34,12 @@ const VENDOR_PLAIN: u32 = 0;
 /// Offset of the register to which the guest writes a queue's number to kick the queue. The
 /// ioeventfds of all queues are registered at this offset.
 pub const QUEUE_NOTIFY: u64 = 0x50;
+/// Offset of the configuration space of the device.
 const CONFIG_SPACE_OFFSET: u64 = 0x100;
+/// Bits of the register InterruptStatus: a used buffer, and a changed configuration.
 const INTERRUPT_BIT_QUEUE: u32 = 1;
 const INTERRUPT_BIT_CONFIG: u32 = 2;
+/// Bits of the register Status that a driver may set.
 const STATUS_KNOWN_BITS: u32 = VIRTIO_CONFIG_S_ACKNOWLEDGE
     | VIRTIO_CONFIG_S_DRIVER
     | VIRTIO_CONFIG_S_DRIVER_OK
@@ -60,6 +63,7 @@ impl IrqLine {
         }
     }
 
+    /// Interrupts the guest, and sets a bit of InterruptStatus.
     fn raise(&self, bit: u32) {
         // Set the bit before the interrupt: the guest reads the status in its interrupt handler.
         self.status.fetch_or(bit, Ordering::SeqCst);
@@ -181,7 +185,9 @@ impl MmioDevice {
     /// Returns the value of a register.
     fn register(&self, offset: u64) -> u32 {
         match offset {
-            // Register offsets: virtio 1.2 section 4.2.2, table 4.1.
+            // Registers (virtio 1.2 section 4.2.2, table 4.1): MagicValue, Version, DeviceID,
+            // VendorID, DeviceFeatures, QueueNumMax, QueueReady, InterruptStatus, Status and
+            // ConfigGeneration.
             0x00 => MAGIC_VALUE,
             0x04 => MMIO_VERSION,
             0x08 => self.device.device_id(),
@@ -202,6 +208,7 @@ impl MmioDevice {
         }
     }
 
+    /// Returns the number of the queue that the driver has selected.
     fn selected_queue(&self) -> Option<usize> {
         usize::try_from(self.queue_select)
             .ok()
@@ -222,6 +229,8 @@ impl MmioDevice {
         };
         let value = u32::from_le_bytes(bytes);
         match offset {
+            // Registers: DeviceFeaturesSel, DriverFeatures, DriverFeaturesSel, QueueSel,
+            // InterruptACK and Status.
             0x14 => self.feature_page = value,
             0x20 => self.set_driver_features(value),
             0x24 => self.driver_feature_page = value,
@@ -258,6 +267,8 @@ impl MmioDevice {
         }
         let queue = &mut self.queues[at];
         match offset {
+            // Registers: QueueNum, QueueReady, and the low and high halves of QueueDesc,
+            // QueueDriver and QueueDevice.
             // `build_queue` rejects a size of 0.
             0x38 => queue.size = u16::try_from(value).unwrap_or(0),
             0x44 => queue.ready = value == 1,
@@ -333,6 +344,7 @@ impl MmioDevice {
         self.irq.status.store(0, Ordering::SeqCst);
     }
 
+    /// Marks the device as failed, and notifies the driver.
     fn fail(&mut self, error: &DeviceError) {
         self.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
         self.failure = Some(error.to_string());
@@ -443,10 +455,12 @@ fn u32_half(value: u64, page: u32) -> u32 {
     }
 }
 
+/// Replaces the low half of `value`.
 fn set_low(value: &mut u64, low: u32) {
     *value = (*value & !u64::from(u32::MAX)) | u64::from(low);
 }
 
+/// Replaces the high half of `value`.
 fn set_high(value: &mut u64, high: u32) {
     *value = (*value & u64::from(u32::MAX)) | u64::from(high) << 32;
 }

@@ -27,6 +27,7 @@ use virtio_bindings::virtio_net::{
 };
 use virtio_queue::Queue;
 
+/// Queues with frames for the guest, and with frames of the guest.
 const RX_QUEUE: usize = 0;
 const TX_QUEUE: usize = 1;
 /// Sizes of the receive and transmit queues.

@@ -378,10 +378,12 @@ impl Disk {
     }
 }
 
+/// Returns the error of an invalid argument.
 pub(super) fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, error)
 }
 
+/// Returns the vector of a buffer. `None` if the buffer is empty.
 fn iovec(data: &mut [u8]) -> Option<libc::iovec> {
     (!data.is_empty()).then_some(libc::iovec {
         iov_base: data.as_mut_ptr().cast(),
@@ -389,6 +391,7 @@ fn iovec(data: &mut [u8]) -> Option<libc::iovec> {
     })
 }
 
+/// Replaces a range of a file by a hole, which takes no space and reads as zeroes.
 fn punch(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     let signed = |n| i64::try_from(n).map_err(invalid);
@@ -396,6 +399,7 @@ fn punch(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// `preadv` or `pwritev`.
 type VectoredIo = unsafe extern "C" fn(libc::c_int, *const libc::iovec, libc::c_int, i64) -> isize;
 
 /// Moves all bytes of `iovecs` with as many calls of `preadv` or `pwritev` as needed.

@@ -52,10 +52,12 @@ impl BlockOverlay {
         })
     }
 
+    /// Returns whether the file contains a block.
     pub fn owns(&self, block: u64) -> bool {
         self.owned.contains(block)
     }
 
+    /// Records that the file contains `blocks`.
     pub fn own(&mut self, blocks: Range<u64>) {
         self.owned.insert_range(blocks);
     }

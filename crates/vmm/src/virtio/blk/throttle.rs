@@ -29,6 +29,7 @@ impl SharedDiskLimiter {
         })
     }
 
+    /// Returns the time since the origin of the buckets.
     fn now(&self) -> Duration {
         // A `TokenBucket` requires that its origin is at least one window in the past.
         self.began.elapsed() + BURST_WINDOW
@@ -58,6 +59,7 @@ impl DiskThrottle {
         })
     }
 
+    /// Returns the descriptor of the timer.
     fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to `self.timer` and is open while `self.timer` exists.
         unsafe { BorrowedFd::borrow_raw(self.timer.as_raw_fd()) }

@@ -111,6 +111,7 @@ pub struct DescriptorChain<'m> {
     pub writable: GuestBuffers<'m>,
 }
 
+/// Returns the error of a guest that violates the contract.
 fn guest(what: impl Into<String>) -> DeviceError {
     DeviceError::Guest(what.into())
 }

@@ -175,6 +175,7 @@ impl MmioDevice {
         queue.ready && !is_known
     }
 
+    /// Returns whether the driver has negotiated `VIRTIO_F_EVENT_IDX`.
     fn has_event_index(&self) -> bool {
         self.driver_features & 1 << VIRTIO_RING_F_EVENT_IDX != 0
     }

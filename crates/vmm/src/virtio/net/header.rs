@@ -8,6 +8,7 @@ use virtio_bindings::virtio_net::{
 
 /// Size of the header, in bytes.
 pub const HEADER_BYTES: usize = 12;
+/// Offsets of the fields `flags`, `gso_type` and `num_buffers`.
 const FLAGS_OFFSET: usize = 0;
 const GSO_TYPE_OFFSET: usize = 1;
 const NUM_BUFFERS_OFFSET: usize = 10;

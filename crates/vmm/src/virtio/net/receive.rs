@@ -252,6 +252,7 @@ impl ReceiveQueue<'_> {
         if !self.queue.event_idx_enabled() {
             return Ok(true);
         }
+        // The event index follows the available ring: a header of 4 bytes and entries of 2 bytes.
         let at = GuestAddress(self.queue.avail_ring())
             .checked_add(4 + 2 * u64::from(self.queue.size()))
             .ok_or_else(|| ring("address overflow"))?;

@@ -21,6 +21,7 @@ pub struct TapOffloads {
     pub tso6: bool,
 }
 
+/// `TUNGETIFF` and `TUNSETVNETHDRSZ`.
 mod ioctls {
     nix::ioctl_read_bad!(
         get_iff,
@@ -125,6 +126,7 @@ impl AsFd for Tap {
     }
 }
 
+/// Makes reads and writes of a file return instead of waiting.
 fn nonblocking(file: &File) -> io::Result<()> {
     use nix::fcntl::{FcntlArg, OFlag, fcntl};
     let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL)?);

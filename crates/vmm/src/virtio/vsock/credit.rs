@@ -76,6 +76,7 @@ impl Credit {
             && (all_forwarded || unannounced >= BUF_ALLOC_BYTES / 8)
     }
 
+    /// Returns the received bytes whose acceptance was not announced to the guest.
     fn unacknowledged(&self) -> u32 {
         self.received.wrapping_sub(self.announced)
     }

@@ -280,12 +280,14 @@ impl Muxer {
         }
     }
 
+    /// Queues an RST for the guest. `kind` is its socket type.
     fn reset(&mut self, ports: PortPair, kind: u16) {
         if self.resets.len() < MAX_RESETS {
             self.resets.push_back(PendingReset { ports, kind });
         }
     }
 
+    /// Adds a connection.
     fn insert(&mut self, token: u32, connection: VsockConnection) {
         self.tokens.insert(connection.ports, token);
         self.connections.insert(token, connection);
@@ -349,6 +351,7 @@ impl Muxer {
         }
     }
 
+    /// Adds the deadline of a connection to the earliest deadline.
     fn schedule_wake(&mut self, token: u32) {
         let deadline = self.connections.get(&token).and_then(|c| c.deadline);
         self.wake_at = self.wake_at.into_iter().chain(deadline).min();

@@ -67,6 +67,7 @@ pub fn shutdown_stream(stream: &OwnedFd, how: Shutdown) {
     let _ = shutdown(stream.as_raw_fd(), how);
 }
 
+/// Returns a message with these pieces of memory.
 fn message(pieces: &mut [libc::iovec]) -> libc::msghdr {
     // SAFETY: an all-zero `msghdr` is valid: no name, no pieces, no control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };

@@ -35,6 +35,7 @@ impl VsockTimer {
         Ok(this)
     }
 
+    /// Returns the descriptor of the timer.
     fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to `self.timer` and is open while `self.timer` exists.
         unsafe { BorrowedFd::borrow_raw(self.timer.as_raw_fd()) }

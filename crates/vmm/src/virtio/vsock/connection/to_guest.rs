@@ -35,6 +35,7 @@ impl VsockConnection {
         }
     }
 
+    /// Returns whether data of the host may be read for the guest.
     pub(super) fn can_read(&self) -> bool {
         self.readable && !self.host_send_closed && self.guest_shut & SHUT_RECEIVE == 0
     }
@@ -51,6 +52,7 @@ impl VsockConnection {
         self.sent_shutdown | send | receive
     }
 
+    /// Returns whether the guest must receive the current credit.
     fn needs_update(&self) -> bool {
         self.update_requested || self.credit.needs_update()
     }
