@@ -196,6 +196,7 @@ impl RangeClaims {
             .collect()
     }
 
+    /// Returns the path of the file with the claim of `tag`.
     fn path(&self, tag: &str) -> PathBuf {
         self.directory.join(format!("{tag}.json"))
     }
@@ -205,6 +206,7 @@ impl RangeClaims {
         self.directory.join(name)
     }
 
+    /// Reads the claim of `tag`. `None` if it is missing or unreadable.
     fn read(&self, tag: &str) -> Option<RangeClaim> {
         serde_json::from_slice(&fs::read(self.path(tag)).ok()?).ok()
     }
@@ -262,6 +264,7 @@ impl RangeClaims {
         Ok(range)
     }
 
+    /// Writes the file of a claim atomically.
     fn write(&self, tag: &str, claim: &RangeClaim) -> Result<(), NetError> {
         let (path, draft) = (self.path(tag), self.file(&format!("{tag}.new")));
         let text = serde_json::to_vec(claim).map_err(|e| NetError::Unable(e.to_string()))?;
@@ -345,6 +348,7 @@ fn lock_file(directory: &Path, path: &Path) -> io::Result<Flock<File>> {
 /// identifies the routes of this program.
 const METRIC: u32 = 4_294_967;
 
+/// Returns an `ip` command that changes the route of a claim. `verb` is `add` or `del`.
 fn blackhole(verb: &str, range: Ipv4Net) -> String {
     format!("route {verb} blackhole {range} metric {METRIC}")
 }

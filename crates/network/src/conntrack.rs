@@ -211,6 +211,7 @@ pub(crate) fn short_timeouts_if_supported() -> (String, &'static str) {
     }
 }
 
+/// Reads a number from a file of the kernel. `None` if the file is missing or has no number.
 fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
@@ -221,6 +222,7 @@ fn number(path: &str) -> Option<u64> {
 pub(crate) struct PressureGauge(AtomicU8);
 
 impl PressureGauge {
+    /// Returns the current fill level.
     pub fn get(&self) -> TablePressure {
         match self.0.load(Ordering::Relaxed) {
             0 => TablePressure::None,
@@ -229,6 +231,7 @@ impl PressureGauge {
         }
     }
 
+    /// Changes the current fill level.
     pub fn set(&self, pressure: TablePressure) {
         self.0.store(pressure as u8, Ordering::Relaxed);
     }
@@ -238,6 +241,7 @@ impl PressureGauge {
 /// value stops the thread.
 #[derive(Debug)]
 pub(crate) struct ConntrackWatcher {
+    /// End of a channel. The thread exits when this end is dropped.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }

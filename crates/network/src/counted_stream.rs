@@ -18,11 +18,13 @@ pub(crate) struct CountedStream {
 }
 
 impl CountedStream {
+    /// Creates a stream that adds its bytes to the counters `bytes`.
     pub fn new(stream: TcpStream, bytes: Arc<CarriedBytes>) -> Self {
         Self { stream, bytes }
     }
 }
 
+/// Adds a number of bytes to a counter.
 fn add(counter: &AtomicU64, bytes: usize) {
     // Relaxed: an independent statistic. The cast is lossless on 64-bit hosts.
     counter.fetch_add(bytes as u64, Ordering::Relaxed);

@@ -97,8 +97,11 @@ struct DnsRules {
     /// Addresses in answers, for rules that name hosts with ports.
     resolved: Arc<ResolvedAddresses>,
     members: MemberNames,
+    /// Record of the guest's connections.
     record: Arc<ConnectionRecorder>,
+    /// Limits the rate of forwarded questions.
     forward_limiter: RateLimiter,
+    /// Limits the rate at which the server reads questions.
     read_limiter: RateLimiter,
 }
 

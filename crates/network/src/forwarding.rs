@@ -18,12 +18,15 @@ pub(crate) enum IpVersion {
     V6,
 }
 
+/// Setting that enables IPv4 forwarding of all devices.
 const FORWARD_V4: &str = "/proc/sys/net/ipv4/ip_forward";
+/// Directory with the IPv6 settings of devices.
 const CONF_V6: &str = "/proc/sys/net/ipv6/conf";
 /// Setting that enables IPv6 forwarding of a single device without other effects (Linux 6.17).
 const FORCE: &str = "force_forwarding";
 
 impl IpVersion {
+    /// Returns the name of the version in the language of `nft`.
     fn name(self) -> &'static str {
         match self {
             Self::V4 => "ipv4",
@@ -108,6 +111,7 @@ pub(crate) fn enable_forwarding6(device: &str) -> Result<(), NetError> {
     fs::write(&path, "1").map_err(NetError::host(format!("setting {path}")))
 }
 
+/// Returns the names of the host's devices, without the devices of slots.
 fn devices() -> Result<Vec<String>, NetError> {
     let mut names = device::names().map_err(NetError::host("listing network devices"))?;
     // The list may still contain devices of removed slots.

@@ -68,6 +68,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    /// Returns an address in 192.0.2.0/24 with port 80 for each host number in `hosts`.
     fn addresses(hosts: std::ops::RangeInclusive<u8>) -> Vec<SocketAddr> {
         let address = |n| SocketAddr::from(([192, 0, 2, n], 80));
         hosts.map(address).collect()

@@ -31,6 +31,7 @@ impl HostName {
         }
     }
 
+    /// Returns whether the name applies to `port`.
     fn has_port(&self, port: u16) -> bool {
         match self.port {
             Some(own) => own == port,
@@ -87,6 +88,7 @@ impl HostNames {
         is_name
     }
 
+    /// Returns true if there are no names.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

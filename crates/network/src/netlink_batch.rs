@@ -26,10 +26,12 @@ const MAX_DATAGRAM_BYTES: usize = 32 * 1024;
 const MAX_DUMP_BYTES: usize = 4 << 20;
 /// Requested receive buffer size in bytes. The kernel doubles it.
 const RECEIVE_BUFFER_BYTES: usize = 256 * 1024;
-/// Flags of an answer (linux/netlink.h): the dump changed while it was read; the request is
-/// omitted; attributes with a message follow.
+/// Flag of an answer: the dump changed while it was read (linux/netlink.h, as the following
+/// flags).
 const DUMP_INTERRUPTED: u16 = 0x10;
+/// Flag of an answer: it repeats only the header of the request.
 const CAPPED: u16 = 0x100;
+/// Flag of an answer: attributes with a message follow.
 const EXTENDED: u16 = 0x200;
 /// Attribute with an error message.
 const MESSAGE: u16 = 1;
@@ -37,6 +39,7 @@ const MESSAGE: u16 = 1;
 /// Requests that are sent in one datagram.
 #[derive(Debug, Default)]
 pub(crate) struct NetlinkBatch {
+    /// Encoded requests.
     bytes: Vec<u8>,
     /// Description of each request, and whether it must be acknowledged.
     requests: Vec<(String, bool)>,
@@ -117,6 +120,7 @@ impl Answer {
         Some(Self { code, message })
     }
 
+    /// Converts the answer to an error, with the message of the kernel if there is one.
     fn error(&self) -> io::Error {
         let error = io::Error::from_raw_os_error(self.code);
         match &self.message {

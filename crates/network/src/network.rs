@@ -427,11 +427,13 @@ struct PendingSlot {
 }
 
 impl PendingSlot {
+    /// Creates a slot with this kind of interface.
     fn create(state: Arc<NetworkState>, nic: NicKind) -> Result<Self, NetError> {
         let slot = Some(namespace::outside(|| state.create_slot(nic))?);
         Ok(Self { state, slot })
     }
 
+    /// Passes the slot to the caller, so that dropping this value does not remove it.
     fn into_slot(mut self) -> Result<Slot, NetError> {
         let slot = self.slot.take();
         slot.ok_or_else(|| NetError::Unable("the slot was removed".to_owned()))

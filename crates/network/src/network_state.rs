@@ -35,6 +35,7 @@ pub(crate) struct NetworkState {
     pub config: SlotConfig,
     /// Data directory, for messages.
     pub home: PathBuf,
+    /// Reachability from the host, by which rules are validated.
     pub reach: HostReachability,
     /// Recent bursts, which determine how many slots are created in advance.
     pub bursts: Mutex<BurstMemory>,
@@ -53,6 +54,7 @@ pub(crate) struct NetworkState {
     pub last_use: Mutex<Option<Instant>>,
     /// Wakes the worker thread, which creates and removes slots. `None` if the network is closed.
     pub wake: Mutex<Option<Sender<()>>>,
+    /// Name servers of the host.
     pub upstreams: Arc<Upstreams>,
     /// Private networks with running members.
     pub networks: Arc<PrivateNetworks>,

@@ -79,9 +79,11 @@ pub struct EgressPolicy {
     allowed: Vec<IpNet>,
     /// Names to which the proxy connects.
     names: HostNames,
+    /// Denied ranges.
     denied: Vec<IpNet>,
     /// Ranges of `denied` other than all addresses. A name with a port does not permit them.
     denied_parts: Vec<IpNet>,
+    /// Reachability from the host.
     reach: HostReachability,
     /// Name servers for the guest's questions. Empty for the name servers of the host.
     name_servers: Vec<IpAddr>,
@@ -106,7 +108,9 @@ pub struct EgressPolicy {
 /// List of rules.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RuleList {
+    /// The list `allowOut`.
     Allow,
+    /// The list `denyOut`.
     Deny,
 }
 
@@ -127,6 +131,7 @@ fn any_contains(nets: &[IpNet], address: IpAddr) -> bool {
     nets.iter().any(|net| net.contains(&address))
 }
 
+/// Returns true for an IPv6 range.
 fn is_ipv6(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(_))
 }

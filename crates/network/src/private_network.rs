@@ -69,6 +69,7 @@ impl NetworkId {
         ids.map(|id| Self(id.to_owned())).collect()
     }
 
+    /// Returns the name of the network's namespace.
     fn namespace(&self, tag: &str) -> String {
         format!("{}{NAME_PART}{self}", prefix(tag))
     }
@@ -96,6 +97,7 @@ pub(crate) fn overlaps(net: &IpNet) -> bool {
     contains(net) || net.contains(&IpNet::from(range()))
 }
 
+/// Returns the name of the link to slot `number` in the namespace of a network.
 fn link_name(number: u32) -> String {
     format!("{LINK_PREFIX}{number}")
 }
@@ -232,6 +234,7 @@ fn configure_slot(address: Ipv4Addr) -> Result<(), NetError> {
     changes.send()
 }
 
+/// Returns the change that switches a link on, without a link-local IPv6 address.
 fn switched_on() -> LinkChange {
     LinkChange {
         no_link_local: supports_ipv6(),

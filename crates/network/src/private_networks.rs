@@ -22,7 +22,9 @@ const SUFFIX: &str = ".net.jiffy.internal";
 struct Member {
     /// Number of its slot.
     slot: u32,
+    /// Id of the sandbox.
     id: String,
+    /// Name of the sandbox in the network.
     name: Option<String>,
 }
 

@@ -96,9 +96,11 @@ pub(crate) struct ProxyRoute {
     pub slot: String,
     /// Rules of the guest.
     pub policy: watch::Receiver<Option<EgressPolicy>>,
+    /// Name servers of the host.
     pub host: Arc<Upstreams>,
     /// Addresses that the DNS server returned to the guest.
     pub resolved: Arc<ResolvedAddresses>,
+    /// Record of the guest's connections.
     pub record: Arc<ConnectionRecorder>,
     /// Connector to the control plane. `None` if it is unreachable.
     pub control_plane: Option<Arc<dyn ControlPlaneConnector>>,
@@ -288,6 +290,7 @@ impl ProxyRoute {
         Ok(())
     }
 
+    /// Returns an opener of connections from the slot.
     fn outbound(&self) -> Outbound {
         Outbound {
             slot: self.slot.clone(),

@@ -14,6 +14,7 @@ pub(crate) struct RateLimiter {
 }
 
 impl RateLimiter {
+    /// Creates a limiter that permits bursts of `burst` events.
     pub fn new(burst: u32) -> Self {
         Self {
             burst,

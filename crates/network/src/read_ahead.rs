@@ -15,6 +15,7 @@ pub(crate) struct ReadAhead<S> {
 }
 
 impl<S> ReadAhead<S> {
+    /// Creates a stream that returns `head`, the bytes that were read, before the rest of `stream`.
     pub fn new(head: Vec<u8>, stream: S) -> Self {
         Self {
             head,

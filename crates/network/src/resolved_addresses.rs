@@ -30,6 +30,7 @@ const MAX_ALIASES: usize = 16;
 /// Addresses that the DNS server returned to one guest.
 #[derive(Debug)]
 pub(crate) struct ResolvedAddresses {
+    /// Addresses by normalized name.
     names: Mutex<HashMap<String, ResolvedName>>,
     /// Number of times that all addresses were removed. An answer is recorded only if the number
     /// has not changed since the question.
@@ -110,6 +111,7 @@ impl ResolvedAddresses {
     }
 }
 
+/// Removes expired addresses, and names without addresses.
 fn remove_expired(names: &mut HashMap<String, ResolvedName>, now: Instant) {
     names.retain(|_, name| {
         name.addresses.retain(|(_, expires)| *expires > now);

@@ -38,6 +38,7 @@ pub(crate) struct VethEnd<'a> {
 }
 
 impl VethEnd<'_> {
+    /// Returns the attributes that create this end.
     fn attributes(&self) -> Vec<LinkAttribute> {
         let mut attributes = vec![
             LinkAttribute::IfName(self.name.to_owned()),
@@ -60,6 +61,7 @@ pub(crate) struct LinkChange {
     pub mtu: Option<u32>,
     /// True to prevent the kernel from assigning a link-local IPv6 address.
     pub no_link_local: bool,
+    /// True to switch the link on.
     pub up: bool,
 }
 
@@ -67,6 +69,7 @@ pub(crate) struct LinkChange {
 #[derive(Debug, Default)]
 pub(crate) struct RouteBatch(NetlinkBatch);
 
+/// Returns the address family of an address.
 fn family(address: IpAddr) -> AddressFamily {
     match address {
         IpAddr::V4(_) => AddressFamily::Inet,
@@ -95,6 +98,7 @@ impl RouteBatch {
         self.0.send(SockProtocol::NetlinkRoute)
     }
 
+    /// Adds a request that the kernel must acknowledge. `what` describes the operation in errors.
     fn push(&mut self, what: String, flags: u16, message: &RouteNetlinkMessage) {
         let mut body = vec![0; message.buffer_len()];
         message.serialize(&mut body);
@@ -102,6 +106,7 @@ impl RouteBatch {
         self.0.push(what, message.message_type(), flags, &body);
     }
 
+    /// Adds a request that creates an object.
     fn add(&mut self, what: String, message: &RouteNetlinkMessage) {
         // An existing object is an error: namespaces of slots are new.
         self.push(what, NLM_F_CREATE | NLM_F_EXCL, message);

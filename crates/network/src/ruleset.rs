@@ -29,6 +29,7 @@ const MAX_OBJECTS: usize = 4096;
 /// Part of a namespace's ruleset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RulesetScope<'a> {
+    /// All tables.
     Everything,
     /// One table of the family `inet`.
     InetTable(&'a str),
@@ -41,6 +42,7 @@ pub(crate) struct RecordedRuleset {
     objects: Vec<RulesetObject>,
 }
 
+/// Returns the netlink type of a message of nftables: the subsystem and the number of the message.
 fn kind(message: u8) -> u16 {
     u16::from_be_bytes([SUBSYSTEM, message])
 }

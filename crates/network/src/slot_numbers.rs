@@ -10,9 +10,11 @@ use std::collections::BTreeSet;
 /// packets to the previous guest.
 #[derive(Debug)]
 pub(crate) struct SlotNumbers {
+    /// Maximum number of slots. All numbers are below it.
     limit: u32,
     /// First number that the next allocation tries.
     next: u32,
+    /// Allocated and registered numbers.
     used: BTreeSet<u32>,
     /// Subset of the used numbers: unclaimed slots of an earlier daemon.
     unclaimed: BTreeSet<u32>,
@@ -32,10 +34,12 @@ impl SlotNumbers {
         }
     }
 
+    /// Returns the maximum number of slots.
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
+    /// Returns how many numbers are allocated or registered.
     pub fn in_use(&self) -> usize {
         self.used.len()
     }
@@ -72,6 +76,7 @@ impl SlotNumbers {
         self.unclaimed.contains(&number)
     }
 
+    /// Releases a number.
     pub fn give_back(&mut self, number: u32) {
         self.used.remove(&number);
         self.unclaimed.remove(&number);

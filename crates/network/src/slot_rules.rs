@@ -97,6 +97,8 @@ impl SlotRules {
         }
     }
 
+    /// Falls back to `nft` for all further slots, because the kernel did not accept a replayed
+    /// ruleset.
     fn disable(&self, why: &str) {
         tracing::warn!(
             error = why,

@@ -17,12 +17,14 @@ use std::sync::LazyLock;
 #[derive(Debug, Clone, Copy)]
 struct SpecialRange {
     address: IpAddr,
+    /// Prefix length.
     length: u8,
     /// Name in the registry, and the document that assigns it.
     #[cfg_attr(not(test), expect(dead_code, reason = "the source of each row"))]
     source: &'static str,
 }
 
+/// Returns an IPv4 range.
 const fn v4([a, b, c, d]: [u8; 4], length: u8, source: &'static str) -> SpecialRange {
     SpecialRange {
         address: IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
@@ -31,6 +33,7 @@ const fn v4([a, b, c, d]: [u8; 4], length: u8, source: &'static str) -> SpecialR
     }
 }
 
+/// Returns an IPv6 range. The four numbers are the first 64 bits of its address.
 const fn v6([a, b, c, d]: [u16; 4], length: u8, source: &'static str) -> SpecialRange {
     SpecialRange {
         address: IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)),

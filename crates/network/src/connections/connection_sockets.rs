@@ -48,6 +48,7 @@ pub(crate) struct ConnectionSockets {
     pub(super) flows: Option<NetlinkSocket>,
     /// Messages about rejected packets. `None` if the kernel does not send them.
     pub(super) refused: Option<NetlinkSocket>,
+    /// Sources without a socket or a counter.
     pub missing: MissingSources,
 }
 

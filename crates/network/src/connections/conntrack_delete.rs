@@ -9,11 +9,17 @@ use super::netlink::{NetlinkSocket, encode};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Attributes of a connection (linux/netfilter/nfnetlink_conntrack.h).
+/// Attribute with the original direction of a connection (CTA_TUPLE_ORIG). This number and the
+/// following ones are defined in linux/netfilter/nfnetlink_conntrack.h.
 const TUPLE_ORIG: u16 = 1;
+/// Attribute with the addresses of a direction (CTA_TUPLE_IP).
 const TUPLE_IP: u16 = 1;
+/// Attribute with the IPv4 source address (CTA_IP_V4_SRC).
 const V4_SOURCE: u16 = 1;
+/// Attribute with the filter of a request (CTA_FILTER).
 const FILTER: u16 = 25;
+/// Attributes with the compared fields of the two directions (CTA_FILTER_ORIG_FLAGS,
+/// CTA_FILTER_REPLY_FLAGS).
 const FILTER_ORIG_FLAGS: u16 = 1;
 const FILTER_REPLY_FLAGS: u16 = 2;
 /// Filter by source address alone (CTA_FILTER_F_CTA_IP_SRC).

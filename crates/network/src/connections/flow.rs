@@ -12,11 +12,13 @@ use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Netlink subsystem of connection tracking, its requests, and its message about a deleted
-/// connection (the message has the same type as the request to delete).
+/// Netlink subsystem of connection tracking.
 pub(super) const CONNTRACK: u8 = 1;
+/// Request for the connections of a table.
 pub(super) const GET: u8 = 1;
+/// Request to delete a connection. The message about a deleted connection has the same type.
 pub(super) const DELETE: u8 = 2;
+/// Request for the number of connections.
 const COUNT: u8 = 5;
 /// Bit of the multicast group for deleted connections (NFNLGRP_CONNTRACK_DESTROY).
 const DESTROY_GROUP: u32 = 1 << 2;
@@ -36,9 +38,11 @@ pub(super) struct ConntrackFlow {
     pub id: u32,
     /// Start in milliseconds since 1970. `None` if the kernel recorded no time.
     pub began_ms: Option<u64>,
+    /// Protocol, address and port of the destination.
     protocol: ConnectionProtocol,
     address: IpAddr,
     port: Option<u16>,
+    /// Bytes from and to the guest. `None` if the kernel did not count them.
     bytes: Option<(u64, u64)>,
 }
 

@@ -8,12 +8,14 @@ use std::collections::VecDeque;
 pub(super) struct LineRing {
     /// Lines, with the kernel's id if the line has one.
     lines: VecDeque<(Option<u32>, ConnectionRecord)>,
+    /// Maximum number of lines.
     capacity: usize,
     /// Number of dropped lines.
     pub dropped: u64,
 }
 
 impl LineRing {
+    /// Creates an empty list of at most `capacity` lines.
     pub fn new(capacity: usize) -> Self {
         Self {
             lines: VecDeque::new(),

@@ -14,13 +14,15 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// Flags and types of requests, and types of messages that end a dump or report an error
-/// (linux/netlink.h).
+/// Flag of every request. This number and the following ones are defined in linux/netlink.h.
 const REQUEST: u16 = 1;
+/// Flag of a request that the kernel acknowledges.
 const ACKNOWLEDGE: u16 = 4;
 /// Flag for a dump of a table.
 const DUMP: u16 = 0x300;
+/// Type of the message with the result of a request. The error number is 0 on success.
 const ERROR: u16 = 2;
+/// Type of the message at the end of a dump.
 const DONE: u16 = 3;
 /// Lengths of the two headers (`nlmsghdr`, `nfgenmsg`).
 const NLMSG_HEADER_BYTES: usize = 16;
@@ -276,6 +278,7 @@ impl NetlinkSocket {
         true
     }
 
+    /// Receives one datagram and passes its messages to `each`.
     fn receive(&self, flags: MsgFlags, each: impl FnMut(NetlinkMessage<'_>)) -> io::Result<()> {
         let mut buffer = [0; MAX_DATAGRAM_BYTES];
         let length = recv(self.0.as_raw_fd(), &mut buffer, flags)?;

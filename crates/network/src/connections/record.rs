@@ -33,6 +33,7 @@ const MAX_NAME_CHARS: usize = 253;
 pub(crate) struct ConnectionRecorder {
     /// Start of the record, in milliseconds since 1970.
     since_ms: u64,
+    /// Sources that this host does not have.
     missing: MissingSources,
     /// Namespace of the slot and its sockets, while the slot exists.
     source: Mutex<Option<(String, Arc<ConnectionSockets>)>>,
@@ -42,8 +43,11 @@ pub(crate) struct ConnectionRecorder {
 /// Lines of the record and counters of lost messages.
 #[derive(Debug)]
 struct RecordLines {
+    /// Ended connections that the rules permitted.
     passed: LineRing,
+    /// Rejected packets and connections.
     refused: LineRing,
+    /// DNS questions.
     questions: LineRing,
     /// Requests whose host has rules for headers.
     header_uses: LineRing,
@@ -103,6 +107,7 @@ fn line(
     }
 }
 
+/// Returns a new entry of a TCP connection to `to`.
 fn line_to(
     to: Option<SocketAddr>,
     host: Option<&str>,

@@ -9,9 +9,11 @@ use jiffy_engine_api::{ConnectionProtocol, ConnectionRecord, RefusalReason};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Netlink subsystem of packet logging, its message about a packet, and its request for settings.
+/// Netlink subsystem of packet logging.
 const LOG: u8 = 4;
+/// Message about a packet.
 const PACKET: u8 = 0;
+/// Request that changes settings.
 const CONFIGURE: u8 = 1;
 /// Log group of the slot's table. A slot's namespace has no other user of it.
 pub(crate) const LOG_GROUP: u16 = 1;
@@ -27,6 +29,7 @@ const BATCH_TIMEOUT_CS: u32 = 10;
 pub(super) struct RefusedPacket {
     /// Sequence number since the socket was opened.
     pub number: u32,
+    /// Protocol, address and port of the destination.
     protocol: ConnectionProtocol,
     address: IpAddr,
     port: Option<u16>,

@@ -30,6 +30,7 @@ struct HostConnector {
     outbound: Outbound,
     policy: EgressPolicy,
     record: Arc<ConnectionRecorder>,
+    /// Name of the host.
     name: String,
     port: u16,
     /// Address that the guest chose. It is only recorded.

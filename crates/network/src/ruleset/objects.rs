@@ -17,13 +17,18 @@ const HEADER_BYTES: usize = 4;
 const TABLE: u16 = 1;
 /// Attribute of a table's own name.
 const TABLE_NAME: u16 = 1;
+/// Attribute of a chain: its name.
 const CHAIN_NAME: u16 = 3;
+/// Attribute of a rule: the name of its chain.
 const RULE_CHAIN: u16 = 2;
+/// Attribute of a set or its elements: the name of the set.
 const SET_NAME: u16 = 2;
+/// Attribute of a set: a number that identifies it within a transaction.
 const SET_ID: u16 = 10;
 /// Attribute with the elements of a set, and attribute of a single element.
 const ELEMENTS: u16 = 3;
 const ELEMENT: u16 = 1;
+/// Attributes of an element: its key and its flags.
 const ELEMENT_KEY: u16 = 1;
 const ELEMENT_FLAGS: u16 = 3;
 /// Recorded attributes of an element: key, data, flags, user data, end of the key. The others
@@ -47,7 +52,8 @@ pub(super) enum ObjectKind {
 }
 
 impl ObjectKind {
-    /// Returns the message type that creates or describes an object of this kind.
+    /// Returns the message type that creates or describes an object of this kind
+    /// (`NFT_MSG_NEW*` in linux/netfilter/nf_tables.h).
     pub fn creation_message(self) -> u8 {
         match self {
             Self::Table => 0,
@@ -63,7 +69,7 @@ impl ObjectKind {
         self.creation_message() + 1
     }
 
-    /// Returns the recorded attributes.
+    /// Returns the recorded attributes. The comments name them in the order of their numbers.
     fn recorded(self) -> &'static [u16] {
         match self {
             // Name, flags, user data.
@@ -172,12 +178,14 @@ impl RulesetObject {
         })
     }
 
+    /// Returns the value of the attribute `wanted`.
     fn get(&self, wanted: u16) -> Option<&[u8]> {
         let mut all = attributes(&self.attributes).map_while(Result::ok);
         all.find(|(kind, _)| *kind == wanted)
             .map(|(_, value)| value)
     }
 
+    /// Returns the text in the attribute `wanted`. Empty if the attribute is missing.
     fn text(&self, wanted: u16) -> String {
         let text = String::from_utf8_lossy(self.get(wanted).unwrap_or_default());
         text.trim_end_matches('\0').to_owned()
@@ -272,6 +280,7 @@ impl SetReference {
         Ok(messages)
     }
 
+    /// Returns a message that adds encoded elements to the set.
     fn message(&self, elements: &[u8]) -> RulesetObject {
         let elements = encode(ELEMENTS | NLA_F_NESTED, elements);
         RulesetObject {
