@@ -126,6 +126,7 @@ fn load_order<'a>(dependencies: &'a str, module: &str) -> Option<Vec<&'a str>> {
     Some(needed.chain([path]).collect())
 }
 
+/// Returns whether `modules.builtin` lists the module `name`.
 fn is_built_in(list: &str, name: &str) -> bool {
     let name = normalize(name);
     list.lines()

@@ -48,6 +48,7 @@ async fn forward(stream: &mut UnixStream) -> io::Result<()> {
     Ok(())
 }
 
+/// Sends the reason of a failure to the host.
 async fn send_error(stream: &mut UnixStream, reason: &str) -> io::Result<()> {
     stream.write_all(format!("ERR {reason}\n").as_bytes()).await
 }

@@ -98,6 +98,7 @@ async fn only_root(agent: &Agent, username: Option<&str>, what: &str) -> Result<
     Ok(())
 }
 
+/// Returns a successful response without a body.
 fn no_content() -> Response<ReplyBody> {
     let mut response = Response::new(ReplyBody::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;

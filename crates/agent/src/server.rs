@@ -85,7 +85,9 @@ pub fn has_valid_token(agent: &Agent, headers: &HeaderMap) -> bool {
 
 /// Kind of a call, which determines the format of its response.
 enum CallKind {
+    /// One message in each direction.
     Unary,
+    /// Frames of messages.
     Stream,
 }
 
@@ -112,6 +114,7 @@ fn admit(request: &Request<&mut Incoming>, kind: CallKind) -> Result<(), Box<Res
     }
 }
 
+/// Returns the response to a unary call.
 fn unary<T: serde::Serialize>(result: Result<T, RpcError>) -> Response<ReplyBody> {
     match result {
         Ok(value) => json(&value),
@@ -119,6 +122,7 @@ fn unary<T: serde::Serialize>(result: Result<T, RpcError>) -> Response<ReplyBody
     }
 }
 
+/// Returns the response to a streaming call.
 fn streaming(result: Result<ReplyBody, RpcError>) -> Response<ReplyBody> {
     // As the Connect protocol requires, a stream reports its error in the last frame, with status
     // 200.
@@ -131,6 +135,7 @@ fn streaming(result: Result<ReplyBody, RpcError>) -> Response<ReplyBody> {
     response
 }
 
+/// Returns the response to a call of a method that does not exist.
 fn unknown_method(service: &str, method: &str) -> Response<ReplyBody> {
     RpcError::new(
         RpcCode::Unimplemented,

@@ -14,15 +14,20 @@ use tokio::time::sleep;
 /// Pause before the next attempt to accept a connection, for example if no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Description of the arguments, for an invalid command line.
 const USAGE: &str =
     "usage: jiffy-agent --listen-unix PATH [--listen-tcp-unix PATH] [--token TOKEN] \
                      [--patience-ms N]
 Serves the envd protocol on a Unix socket; started as pid 1 without arguments it boots a guest.";
 
+/// Options of the command line.
 #[derive(Default)]
 struct StandaloneOptions {
+    /// Path of the socket for requests.
     listen: Option<String>,
+    /// Path of the socket for TCP streams (`port_forward`).
     listen_tcp: Option<String>,
+    /// Token that clients must send.
     token: Option<String>,
     /// Time after which a file system counts as not responding.
     patience: Option<Duration>,
@@ -127,6 +132,7 @@ async fn serve(options: StandaloneOptions) -> io::Result<()> {
     }
 }
 
+/// Listens on a Unix socket.
 fn bind(path: &str) -> io::Result<UnixListener> {
     // A socket of an earlier run may exist.
     let _ = std::fs::remove_file(path);

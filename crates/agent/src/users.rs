@@ -92,7 +92,9 @@ const MAX_DATABASE_BYTES: u64 = 4 << 20;
 /// Contents of the user database at one time.
 #[derive(Default)]
 pub struct Users {
+    /// Content of `/etc/passwd`.
     passwd: String,
+    /// Content of `/etc/group`.
     group: String,
     /// Cached names of users, by id.
     user_names: RefCell<HashMap<u32, String>>,

@@ -17,6 +17,7 @@ pub const HOST_CID: u32 = libc::VMADDR_CID_HOST;
 /// Length of a socket address.
 const LENGTH: libc::socklen_t = size_of::<libc::sockaddr_vm>() as libc::socklen_t;
 
+/// Returns the address of a port of the machine with the context id `cid`.
 fn address(cid: u32, port: u32) -> libc::sockaddr_vm {
     // SAFETY: sockaddr_vm consists of integers, for which all zeroes are valid.
     let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
@@ -26,6 +27,7 @@ fn address(cid: u32, port: u32) -> libc::sockaddr_vm {
     address
 }
 
+/// Creates a non-blocking socket.
 fn socket() -> io::Result<OwnedFd> {
     // SAFETY: the call takes no pointers.
     sys::owned(unsafe {

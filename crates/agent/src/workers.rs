@@ -217,6 +217,7 @@ impl Workers {
 }
 
 impl Pool {
+    /// Returns the time since `epoch` in milliseconds.
     fn now_ms(&self) -> u64 {
         // The fallback differs from the special values of `JobRecord::progress_ms`.
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(SUSPENDED - 1)
@@ -326,6 +327,7 @@ impl Pool {
         }
     }
 
+    /// Returns the paths of the stuck calls.
     fn stuck_paths(&self) -> Vec<PathBuf> {
         let now = self.now_ms();
         let state = lock(&self.state);

@@ -16,6 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 /// Directory of the agent. It is a separate file system, so that a full `/run` cannot prevent that
 /// a clone receives its identity.
 pub const HOME: &str = "/run/jiffy";
+/// Path of the generation file.
 const FILE: &str = "/run/jiffy/generation";
 /// New version of [`FILE`], before it replaces the file.
 const NEXT: &str = "/run/jiffy/.generation";

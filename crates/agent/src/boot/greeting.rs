@@ -191,6 +191,7 @@ fn answer_clock(stream: &UnixStream, message: &[u8]) {
     }
 }
 
+/// Sends a message as a line of JSON.
 async fn send(stream: &mut UnixStream, message: &impl serde::Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');

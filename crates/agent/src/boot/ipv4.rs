@@ -8,6 +8,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+/// Opens a socket for ioctls on network interfaces.
 fn socket() -> io::Result<OwnedFd> {
     // SAFETY: the call takes no pointers.
     sys::owned(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })
@@ -61,6 +62,7 @@ fn name_servers(servers: &[Ipv4Addr], from_host: bool) {
     }
 }
 
+/// Returns the argument of an ioctl on the interface `name`.
 fn request(name: &[u8]) -> libc::ifreq {
     // SAFETY: ifreq is plain data, for which all zeroes are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -70,6 +72,7 @@ fn request(name: &[u8]) -> libc::ifreq {
     request
 }
 
+/// Converts an address for the kernel.
 fn address(ip: Ipv4Addr) -> libc::sockaddr {
     // SAFETY: sockaddr_in is plain data of the size of sockaddr, for which all zeroes are valid.
     unsafe {
@@ -80,11 +83,13 @@ fn address(ip: Ipv4Addr) -> libc::sockaddr {
     }
 }
 
+/// Makes an ioctl on the interface that `request` names.
 fn ioctl(socket: &OwnedFd, call: libc::c_ulong, request: &mut libc::ifreq) -> io::Result<()> {
     // SAFETY: all calls used here take an ifreq.
     sys::check(unsafe { libc::ioctl(socket.as_raw_fd(), call as _, &raw mut *request) }).map(drop)
 }
 
+/// Switches an interface on.
 fn up(socket: &OwnedFd, name: &[u8]) -> io::Result<()> {
     let mut flags = request(name);
     flags.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;

@@ -76,6 +76,7 @@ pub fn configure(config: &Ipv6Config) -> io::Result<()> {
     unsafe { call(&socket, libc::SIOCADDRT, (&raw mut out).cast()) }
 }
 
+/// Converts an address for the kernel.
 fn address(ip: Ipv6Addr) -> libc::in6_addr {
     libc::in6_addr {
         s6_addr: ip.octets(),

@@ -77,6 +77,7 @@ fn mount_overlay(lower: &str, upper: &str, at: &CStr, further: &str) -> Result<(
     )
 }
 
+/// Converts a text for the kernel. Fails on a zero byte.
 fn text(text: String) -> Result<CString, String> {
     CString::new(text).map_err(|e| e.to_string())
 }

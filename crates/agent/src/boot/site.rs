@@ -40,6 +40,7 @@ const APT_PROGRAM: &str = "etc/apt/jiffy-site-proxy";
 /// Installed settings.
 #[derive(Debug, Default)]
 pub struct InstalledSite {
+    /// Installed settings. Empty if none are installed.
     settings: SiteSettings,
     store: trust_store::StoreChanges,
     variables: BTreeMap<String, String>,
@@ -155,6 +156,7 @@ impl InstalledSite {
     }
 }
 
+/// Returns the location of the agent's directory in the file system on `root`.
 fn home(root: &Path) -> PathBuf {
     guest_path::beneath(root, Path::new(HOME))
 }

@@ -17,6 +17,7 @@ const SLICE_BYTES: usize = 256 * 1024;
 
 /// A listing, as the JSON object `{"entries":[...]}`.
 pub struct Listing {
+    /// Paths of the entries that were not described yet.
     paths: std::vec::IntoIter<PathBuf>,
     users: Users,
     /// Set after the first entry was written: a comma precedes the next entry.
@@ -27,8 +28,11 @@ pub struct Listing {
 /// Progress of a listing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ListingState {
+    /// No slice was produced yet.
     New,
+    /// The first slice was produced.
     Begun,
+    /// The last slice was produced.
     Ended,
 }
 

@@ -83,6 +83,7 @@ pub fn read(path: &Path) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// Returns the keys of a file's metadata.
 fn keys(target: &CString) -> Vec<String> {
     // SAFETY: the string is zero-terminated; pointer and length describe the buffer.
     let Some(names) = fill(|buffer| unsafe {

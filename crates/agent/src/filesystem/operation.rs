@@ -85,6 +85,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, symlink};
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    /// Returns a user without privileges.
     fn nobody() -> User {
         User {
             uid: 65534,

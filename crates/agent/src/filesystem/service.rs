@@ -174,6 +174,7 @@ async fn watch(
     .await
 }
 
+/// Describes the entry at `path`.
 fn stat(path: &Path) -> Result<EntryInfo, RpcError> {
     entry::describe(path, &Users::load())
         .map_err(|e| RpcError::io(&format!("cannot stat '{}'", path.display()), &e))

@@ -44,6 +44,7 @@ impl AsFd for WatchDescriptor {
 /// A watched directory.
 pub struct DirectoryWatch {
     inotify: WatchDescriptor,
+    /// Path of the watched directory.
     root: PathBuf,
     /// True if all directories below the root are watched.
     recursive: bool,

@@ -101,7 +101,9 @@ pub struct Watchers {
 /// A watcher that is polled. Its events are read immediately, because a new directory below it is
 /// watched only after the event of its creation was read.
 struct PolledWatcher {
+    /// Events, for polls and for the task.
     shared: Rc<SharedWatch>,
+    /// Task that reads events.
     task: AbortHandle,
 }
 
@@ -224,6 +226,7 @@ impl Watchers {
     }
 }
 
+/// Returns the error for an id without a watcher.
 fn unknown_watcher(id: &str) -> RpcError {
     RpcError::new(RpcCode::NotFound, format!("watcher '{id}' not found"))
 }
@@ -279,6 +282,7 @@ impl WatchStream {
         })
     }
 
+    /// Ends the stream with an error.
     fn end(&mut self, error: &RpcError) -> Poll<Option<io::Result<Bytes>>> {
         self.ended = true;
         Poll::Ready(Some(Ok(frame::end(Some(error)))))

@@ -180,6 +180,7 @@ pub fn spawn(plan: &SpawnPlan<'_>, pid: &AtomicU32) -> Result<u32, SpawnError> {
 }
 
 impl SpawnError {
+    /// Returns whether the program is open for writing.
     fn is_busy(&self) -> bool {
         self.step == SpawnStep::Exec && self.error.raw_os_error() == Some(libc::ETXTBSY)
     }

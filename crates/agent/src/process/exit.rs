@@ -68,8 +68,11 @@ struct EndEvent<'a> {
 #[serde(rename_all = "camelCase")]
 struct ProcessEnd<'a> {
     exit_code: i32,
+    /// False if a signal terminated the process.
     exited: bool,
+    /// Description of the exit.
     status: &'a str,
+    /// Text of `status`. Absent if the exit code is 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'a String>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]

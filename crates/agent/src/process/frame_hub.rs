@@ -41,14 +41,17 @@ struct HubReader {
     bytes: usize,
     /// Task of the reader. Set while it waits for a frame.
     waker: Option<Waker>,
+    /// True if the last frame was queued.
     closed: bool,
 }
 
 impl HubState {
+    /// Iterates over the readers whose last frame was not queued yet.
     fn open_readers(&mut self) -> impl Iterator<Item = &mut HubReader> {
         self.readers.iter_mut().filter(|reader| !reader.closed)
     }
 
+    /// Wakes the writer if it waits for a queue.
     fn wake_writer(&mut self) {
         if let Some(waker) = self.writer.take() {
             waker.wake();
@@ -57,6 +60,7 @@ impl HubState {
 }
 
 impl HubReader {
+    /// Queues a frame, and wakes the reader if it waits.
     fn push(&mut self, frame: Bytes) {
         self.bytes += frame.len();
         self.queue.push_back(frame);

@@ -24,6 +24,7 @@ pub struct ProcessInput {
     sink: Mutex<InputSink>,
 }
 
+/// Returns the error for an input that cannot be used. `what` states the reason.
 fn closed(what: &str) -> RpcError {
     RpcError::new(RpcCode::FailedPrecondition, what)
 }

@@ -93,6 +93,7 @@ impl OomVictims {
         Self::with(counters, records)
     }
 
+    /// Starts to record kills from these files. `None` for a file that cannot be read.
     fn with(counters: Option<File>, records: Option<File>) -> Self {
         let accounted = count(counters.as_ref());
         Self {

@@ -142,8 +142,11 @@ impl ProcessDeadline {
 /// Last signal that was sent to the process because of its timeout.
 #[derive(Clone, Copy)]
 enum TerminationStage {
+    /// No signal was sent.
     Running,
+    /// SIGTERM was sent.
     Terminated,
+    /// SIGKILL was sent.
     Killed,
 }
 
@@ -277,7 +280,9 @@ impl OutputPump {
     }
 }
 
+/// Polls of timers.
 trait PollElapsed {
+    /// Returns whether the timer has elapsed. Otherwise the task is woken when it elapses.
     fn poll_elapsed(self, cx: &mut Context<'_>) -> bool;
 }
 

@@ -63,8 +63,11 @@ fn replace_bash(path: &str, cwd: &Path, user: &User) -> Result<PathBuf, RpcError
 
 /// Reason why a path cannot be executed.
 enum NotExecutable {
+    /// The path does not exist.
     Missing,
+    /// The path is a directory.
     Directory,
+    /// The user may not execute the file.
     Forbidden,
 }
 

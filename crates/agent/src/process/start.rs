@@ -136,7 +136,9 @@ struct SpawnJob {
     /// Environment of the sandbox.
     variables: BTreeMap<String, String>,
     site_variables: BTreeMap<String, String>,
+    /// Open file `/dev/null`.
     null: Arc<OwnedFd>,
+    /// Receives the pid of the process.
     slot: SpawnSlot,
     request: StartRequest,
 }
@@ -270,6 +272,7 @@ impl SpawnJob {
     }
 }
 
+/// Returns the error for an unusable working directory.
 fn bad_cwd(cwd: &Path, why: &str) -> RpcError {
     RpcError::new(
         RpcCode::InvalidArgument,
@@ -277,6 +280,7 @@ fn bad_cwd(cwd: &Path, why: &str) -> RpcError {
     )
 }
 
+/// Returns pointers to the strings, and a null pointer at the end.
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings
         .iter()

@@ -97,6 +97,7 @@ struct StartingProcess {
 pub struct ProcessTable {
     /// Running processes by process id.
     running: RefCell<HashMap<u32, Rc<GuestProcess>>>,
+    /// Processes that have exited, the latest last.
     ended: RefCell<VecDeque<Rc<GuestProcess>>>,
     /// Processes that workers are about to start.
     starting: RefCell<Vec<StartingProcess>>,
@@ -104,7 +105,9 @@ pub struct ProcessTable {
     pub scratch: RefCell<Box<[u8]>>,
     /// Open file `/dev/null`.
     pub null: Arc<OwnedFd>,
+    /// Detects kills by the counter of the kernel.
     oom: OomWatch,
+    /// Names the killed processes by the log of the kernel.
     victims: OomVictims,
     /// Number of processes that were started so far.
     started: Cell<u64>,

@@ -46,6 +46,7 @@ impl ArchiveQuery {
         query
     }
 
+    /// Returns the user of the request, before the look-up.
     fn lookup(&self, agent: &Agent) -> UserLookup {
         agent.lookup(self.username.as_deref())
     }

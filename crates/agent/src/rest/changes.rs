@@ -318,6 +318,7 @@ impl ChangeWalk<'_> {
     }
 }
 
+/// Returns the names of the entries in a directory.
 fn names(directory: &Path) -> io::Result<BTreeSet<OsString>> {
     let entries = fs::read_dir(directory)?;
     Ok(entries.flatten().map(|entry| entry.file_name()).collect())
@@ -377,6 +378,7 @@ fn is_whiteout(found: &Metadata) -> bool {
     found.file_type().is_char_device() && found.rdev() == 0
 }
 
+/// Returns whether a directory hides the entries of its path in lower layers.
 fn is_opaque(directory: &Path) -> bool {
     has_xattr(directory, OPAQUE_XATTR, Some(b"y"))
 }

@@ -78,6 +78,7 @@ async fn change(
     done.map_err(|e| RestError::io(what, &e))
 }
 
+/// Makes the request `ioctl` to the file system of `disk`.
 fn request_of(disk: &File, ioctl: u32) -> io::Result<()> {
     // SAFETY: both requests ignore their argument. The cast adapts the number to the C library.
     sys::check(unsafe { libc::ioctl(disk.as_raw_fd(), ioctl as _, 0) }).map(drop)

@@ -25,9 +25,11 @@ const CHUNK_BYTES: usize = 256 * 1024;
 
 /// Parts of the request that determine the response.
 struct DownloadRequest {
+    /// Header `Range`.
     range: Option<String>,
     /// Set if the client accepts only gzip.
     wants_gzip: bool,
+    /// Set for HEAD: the response has no body.
     head_only: bool,
 }
 

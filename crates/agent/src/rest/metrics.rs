@@ -13,8 +13,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Response of `/metrics`. Sizes are in bytes.
 #[derive(Debug, Serialize)]
 pub struct GuestMetrics {
+    /// Time in seconds since 1970.
     ts: u64,
     cpu_count: usize,
+    /// Use of all CPUs together in percent.
     cpu_used_pct: f64,
     mem_total: u64,
     mem_used: u64,
@@ -58,6 +60,7 @@ fn now(before: CpuSample, stuck_calls: usize) -> (CpuSample, GuestMetrics) {
             .lines()
             .filter(|l| l.starts_with("cpu") && !l.starts_with("cpu "))
             .count(),
+        // Two decimal places.
         cpu_used_pct: (busy as f64 / total as f64 * 10_000.0).round() / 100.0,
         mem_total,
         mem_used,

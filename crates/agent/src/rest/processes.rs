@@ -87,6 +87,7 @@ fn read(path: &str, max: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Appends a field to a list.
 fn add(list: &mut Vec<u8>, field: &[u8]) {
     // A field is shorter than 64 KiB.
     list.extend_from_slice(&(field.len() as u16).to_le_bytes());
@@ -129,6 +130,7 @@ pub async fn signal(
     })
 }
 
+/// Returns the error for a process that does not exist.
 fn missing() -> RestError {
     RestError::new(StatusCode::NOT_FOUND, "the process does not exist")
 }

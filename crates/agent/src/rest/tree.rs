@@ -103,6 +103,7 @@ pub async fn list(
     Ok(Response::new(ReplyBody::whole(call.await?)))
 }
 
+/// Returns whether a path does not exist.
 fn is_missing(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -77,6 +77,7 @@ struct ReceivedUpload {
 }
 
 impl ReceivedUpload {
+    /// Creates an upload to `path`.
     fn upload(&self, path: RequestPath, encoding: Encoding) -> Upload {
         Upload::new(&self.workers, &self.lookup, path, encoding)
     }

@@ -11,15 +11,19 @@ pub const END_STREAM: u8 = 2;
 /// Maximum length of a received message in bytes.
 pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
 
+/// Length of the header of a frame: flags and length.
+const HEADER_BYTES: usize = 5;
+
 /// Begins a frame. The length is unknown, so `finish` writes it.
 fn begin(flags: u8, capacity: usize) -> Vec<u8> {
-    let mut frame = Vec::with_capacity(capacity + 5);
+    let mut frame = Vec::with_capacity(capacity + HEADER_BYTES);
     frame.extend_from_slice(&[flags, 0, 0, 0, 0]);
     frame
 }
 
+/// Writes the length of the message into the header of a frame.
 fn finish(mut frame: Vec<u8>) -> Bytes {
-    let length = u32::try_from(frame.len() - 5).unwrap_or(u32::MAX);
+    let length = u32::try_from(frame.len() - HEADER_BYTES).unwrap_or(u32::MAX);
     frame[1..5].copy_from_slice(&length.to_be_bytes());
     Bytes::from(frame)
 }
@@ -64,7 +68,7 @@ pub fn end(error: Option<&RpcError>) -> Bytes {
 
 /// Removes the next complete message from the buffer. Returns `None` if more bytes are required.
 pub fn take(buffer: &mut BytesMut) -> Result<Option<Bytes>, RpcError> {
-    if buffer.len() < 5 {
+    if buffer.len() < HEADER_BYTES {
         return Ok(None);
     }
     let length = u32::from_be_bytes([buffer[1], buffer[2], buffer[3], buffer[4]]) as usize;
@@ -88,10 +92,10 @@ pub fn take(buffer: &mut BytesMut) -> Result<Option<Bytes>, RpcError> {
         ));
     }
     // The rest of the frame has not arrived yet.
-    if buffer.len() < 5 + length {
+    if buffer.len() < HEADER_BYTES + length {
         return Ok(None);
     }
-    buffer.advance(5);
+    buffer.advance(HEADER_BYTES);
     Ok(Some(buffer.split_to(length).freeze()))
 }
 

@@ -8,9 +8,12 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
 
+/// Base64 with or without padding.
 const LENIENT: GeneralPurposeConfig =
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+/// Base64 with the characters `+` and `/`.
 const STANDARD: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, LENIENT);
+/// Base64 with the characters `-` and `_`.
 const URL_SAFE: GeneralPurpose = GeneralPurpose::new(&alphabet::URL_SAFE, LENIENT);
 
 /// Deserializes a value. `null` stands for the default. Fields also need `#[serde(default)]`, which

@@ -28,9 +28,11 @@ const FLOCK: u32 = 1;
 /// Owner of locks on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Owner {
+    /// Number of the file.
     node: u64,
     /// True for flock(2), false for locks of fcntl(2). The two kinds do not conflict.
     is_flock: bool,
+    /// Number by which the kernel identifies the owner: a process or an open file.
     owner: u64,
 }
 
@@ -38,6 +40,7 @@ struct Owner {
 #[derive(Debug, Clone, Copy)]
 struct LockRequest {
     of: Owner,
+    /// First and last byte of the range.
     start: u64,
     end: u64,
     /// `None` to unlock.
@@ -47,6 +50,7 @@ struct LockRequest {
 /// Locks of one mount.
 #[derive(Debug, Default)]
 pub(super) struct LockRecord {
+    /// Locks that the guest holds.
     held: BTreeMap<Owner, LockRanges>,
     /// Owners of locks that another sandbox has taken.
     lost: BTreeSet<Owner>,
@@ -58,10 +62,12 @@ pub(super) struct LockRecord {
     generation: u64,
 }
 
+/// Returns the number in the four bytes at offset `at`.
 fn u32_at(message: &[u8], at: usize) -> Option<u32> {
     number(message, at).map(u32::from_le_bytes)
 }
 
+/// Returns the number in the eight bytes at offset `at`.
 fn u64_at(message: &[u8], at: usize) -> Option<u64> {
     number(message, at).map(u64::from_le_bytes)
 }
@@ -256,6 +262,7 @@ mod tests {
         request(SETLK, 5, &body)
     }
 
+    /// Returns a FLUSH or RELEASE of node 5 by this owner.
     fn close(opcode: u32, owner: u64) -> Vec<u8> {
         let mut body = vec![0; 16];
         body.extend_from_slice(&owner.to_le_bytes());

@@ -29,8 +29,11 @@ const LOST_LIMIT: Duration = Duration::from_secs(30);
 const OPEN: u32 = 14;
 const RELEASE: u32 = 18;
 const FLUSH: u32 = 25;
+/// First request of the kernel, by which it negotiates features with the server.
 const INIT: u32 = 26;
+/// Request for a lock that waits until the lock is free.
 const SETLKW: u32 = 33;
+/// Message that the process of another request has received a signal.
 const INTERRUPT: u32 = 36;
 /// Reply to OPEN (`struct fuse_open_out`): no handle, and the flag `FOPEN_KEEP_CACHE` (2), so that
 /// the page cache remains valid.
@@ -105,6 +108,7 @@ struct Link {
 }
 
 impl Pump {
+    /// Creates the pump of a mount without a stream.
     pub(super) fn new(device: File) -> Self {
         Self {
             device,
@@ -117,14 +121,17 @@ impl Pump {
         }
     }
 
+    /// Locks the record of file locks.
     fn locks(&self) -> MutexGuard<'_, LockRecord> {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locks the stream.
     fn link(&self) -> MutexGuard<'_, Link> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locks the unanswered requests.
     fn pending(&self) -> MutexGuard<'_, BTreeMap<u64, Pending>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }

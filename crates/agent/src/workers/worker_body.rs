@@ -15,7 +15,9 @@ pub trait ChunkSource: Send + Unpin + 'static {
     fn next_chunk(&mut self, progress: &Progress) -> io::Result<Option<Bytes>>;
 }
 
+/// Result of a call: the source, and its next chunk.
 type Outcome<S> = (S, io::Result<Option<Bytes>>);
+/// Call of a worker that is in progress.
 type PendingCall<S> = Pin<Box<dyn Future<Output = Result<Outcome<S>, CallError>> + Send>>;
 
 /// A body that consists of a first chunk and the chunks of a [`ChunkSource`].

@@ -48,9 +48,13 @@ const FILTER: [[u8; 8]; 4] = [
 #[repr(C)]
 struct ProgLoadAttr {
     kind: u32,
+    /// Number of instructions.
     instructions: u32,
+    /// Address of the first instruction.
     first: u64,
+    /// Address of the name of the license, which the kernel requires.
     license: u64,
+    /// Level, size and address of a log. Zero: no log is requested.
     log: [u64; 2],
     kernel_version: u32,
     flags: u32,
@@ -62,7 +66,9 @@ struct ProgLoadAttr {
 /// Beginning of `union bpf_attr` for [`LINK_CREATE`].
 #[repr(C)]
 struct LinkCreateAttr {
+    /// Descriptor of the program.
     program: u32,
+    /// Descriptor of the control group.
     target: u32,
     attach: u32,
     flags: u32,

@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 const BY_FAMILY: u16 = 20;
 /// `SOCK_DESTROY`
 const DESTROY: u16 = 21;
+/// Length of `struct nlmsghdr`: length, type, flags, sequence number, port.
 const NETLINK_HEADER_BYTES: usize = 16;
 /// Length of `struct inet_diag_sockid`: ports, addresses, interface, cookie.
 const SOCKET_ID_BYTES: usize = 48;
@@ -127,6 +128,7 @@ impl SockDiag {
         }
     }
 
+    /// Sends a request to the kernel.
     fn send(&self, message: &[u8]) -> io::Result<()> {
         sys::write(self.0.as_raw_fd(), message).map(drop)
     }

@@ -74,6 +74,7 @@ const PLACES: [(&str, &str, u32); 4] = [
 /// Directory of the disk that contains the directories.
 const PARENT: &str = "storage";
 
+/// Mounted directories.
 static STORAGE: OnceLock<Vec<ContainerStorage>> = OnceLock::new();
 
 /// Returns the mounted directories. Empty if the agent is not process 1.
@@ -150,6 +151,7 @@ fn prepare_place(storage: &ContainerStorage, path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Mounts one directory of [`mount`]. Returns false if its place is not an empty directory.
 fn mount_tree(storage: &ContainerStorage) -> io::Result<bool> {
     let path = format!("/{}", storage.place);
     if !prepare_place(storage, path.as_ref())? {
@@ -163,6 +165,7 @@ fn mount_tree(storage: &ContainerStorage) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Mounts one directory of [`bind`]. Returns false if its place is not an empty directory.
 fn bind_one(storage: &ContainerStorage, at: &str, root: &str) -> io::Result<bool> {
     let path = Path::new(root).join(storage.place);
     // A symbolic link in the path would refer to the current root, because `root` is not the root

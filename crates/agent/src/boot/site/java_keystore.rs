@@ -46,8 +46,11 @@ pub struct Keystore(Vec<KeystoreEntry>);
 /// Trusted certificate in a keystore.
 #[derive(Debug, PartialEq, Eq)]
 struct KeystoreEntry {
+    /// Name of the entry.
     alias: Vec<u8>,
+    /// Creation time in milliseconds since 1970.
     created_ms: u64,
+    /// Certificate in binary form (DER).
     der: Vec<u8>,
 }
 
@@ -144,6 +147,7 @@ impl Keystore {
     }
 }
 
+/// Returns the checksum that follows the content of a store.
 fn checksum(content: &[u8]) -> [u8; 20] {
     // The format hashes the password in UTF-16, then the salt and the content.
     let mut hash = Sha1::new();
@@ -155,22 +159,26 @@ fn checksum(content: &[u8]) -> [u8; 20] {
     hash.finalize().into()
 }
 
+/// Appends the length of a text in two bytes, and the text.
 fn put_text(bytes: &mut Vec<u8>, text: &[u8]) {
     let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
     bytes.extend(length.to_be_bytes());
     bytes.extend(&text[..usize::from(length)]);
 }
 
+/// Removes the first `length` bytes of `rest`. `None` if it has fewer bytes.
 fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     let (taken, after) = rest.split_at_checked(length)?;
     *rest = after;
     Some(taken)
 }
 
+/// Removes a number of four bytes.
 fn take_u32(rest: &mut &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(take(rest, 4)?.try_into().ok()?))
 }
 
+/// Removes a text of [`put_text`].
 fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let length = u16::from_be_bytes(take(rest, 2)?.try_into().ok()?);
     take(rest, usize::from(length))

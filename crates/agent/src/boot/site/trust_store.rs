@@ -321,6 +321,7 @@ fn remove_certificates(text: &[u8], authorities: &[&Authority]) -> Vec<u8> {
     rest
 }
 
+/// Reads a file. Fails if it is larger than [`MAX_FILE`].
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     match fs::metadata(path)?.len() {
         0..=MAX_FILE => fs::read(path),
@@ -328,10 +329,12 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
+/// Returns whether `part`, which must not be empty, occurs in `text`.
 fn contains(text: &[u8], part: &[u8]) -> bool {
     text.windows(part.len()).any(|window| window == part)
 }
 
+/// Creates a symbolic link at `at` and records it for a later removal.
 fn link(root: &Path, target: &Path, at: PathBuf, changes: &mut StoreChanges) -> io::Result<()> {
     let path = beneath(root, &at);
     // A file of a failed attempt may exist.

@@ -35,6 +35,7 @@ pub struct VariableSources<'a> {
     pub java_store: Option<&'a Path>,
     /// True if the guest has Java, which has its own trust store.
     pub has_java: bool,
+    /// Proxy of the site.
     pub proxy: Option<&'a ProxySettings>,
 }
 

@@ -19,6 +19,7 @@ use std::os::fd::AsFd;
 use std::pin::pin;
 use tokio::sync::mpsc;
 
+/// Operation, for errors.
 const WHAT: &str = "cannot unpack an archive";
 
 /// Unpacks the archive in the request below the path in the query.
@@ -146,6 +147,7 @@ fn owner(text: &str) -> Result<UnpackOwner, RestError> {
     Ok(UnpackOwner::Fixed(user.uid, user.gid))
 }
 
+/// Parses permissions as an octal number.
 fn mode(text: &str) -> Result<u32, RestError> {
     let mode = u32::from_str_radix(text, 8).ok();
     mode.filter(|mode| *mode <= 0o7777)
@@ -159,7 +161,9 @@ struct ArchiveReader {
     /// interrupted.
     receiver: mpsc::Receiver<Option<Bytes>>,
     progress: Progress,
+    /// Unread rest of the current piece.
     piece: Bytes,
+    /// True after the end of the body.
     ended: bool,
 }
 

@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 const CHUNK: usize = 64 * 1024;
 /// Maximum number of paths of one request.
 const MAX_PATHS: usize = 1000;
+/// Operation, for errors.
 const WHAT: &str = "cannot send an archive";
 
 /// Sends the files at the paths in the query.
@@ -123,6 +124,7 @@ pub fn stream(
 pub struct ArchiveWriter {
     sender: mpsc::Sender<io::Result<Bytes>>,
     progress: Progress,
+    /// Bytes of the next chunk.
     piece: BytesMut,
 }
 

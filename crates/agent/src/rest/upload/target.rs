@@ -44,7 +44,9 @@ pub struct WrittenFile {
 /// A file that workers write in batches.
 pub struct Upload {
     workers: Workers,
+    /// Operation and its object, for errors.
     what: String,
+    /// Received bytes that no worker has taken.
     batch: BytesMut,
     state: UploadState,
 }
@@ -217,10 +219,12 @@ impl UploadFile {
         Ok(Self { path, sink })
     }
 
+    /// Returns the error of a failed write.
     fn failed(&self, e: &io::Error) -> RestError {
         RestError::io(&format!("cannot write '{}'", self.path.display()), e)
     }
 
+    /// Writes bytes in the encoding of the upload.
     fn write_all(&mut self, bytes: &[u8]) -> Result<(), RestError> {
         match &mut self.sink {
             FileSink::Plain(file) => file.write_all(bytes).map_err(|e| self.failed(&e)),
@@ -228,6 +232,7 @@ impl UploadFile {
         }
     }
 
+    /// Completes the file, and replaces its metadata.
     fn finish(mut self, metadata: BTreeMap<String, String>) -> Result<WrittenFile, RestError> {
         // Detects a truncated stream: the decoder fails if the end of the gzip data is missing.
         if let FileSink::Gzip(decoder) = &mut self.sink {
