@@ -91,12 +91,14 @@ pub enum GvisorError {
 }
 
 impl GvisorError {
+    /// Returns a conversion of I/O errors on `path` for `map_err`.
     pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::File { path, source }
     }
 }
 
+/// Returns the end of an error message: the console output, if there is any.
 fn console_suffix(console: &str) -> String {
     match console.trim() {
         "" => String::new(),

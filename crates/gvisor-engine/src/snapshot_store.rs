@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Version of the directory's layout and of the manifest.
 const MANIFEST_FORMAT: u32 = 1;
+/// Name of the file with the manifest.
 const MANIFEST_FILE: &str = "manifest.json";
 /// Files of every checkpoint (pkg/sentry/state/checkpointfiles of gVisor).
 const CHECKPOINT_FILES: [&str; 3] = ["checkpoint.img", "pages_meta.img", "pages.img"];
@@ -90,6 +91,7 @@ impl GvisorManifest {
 /// Snapshots by id.
 #[derive(Debug, Clone)]
 pub struct SnapshotStore {
+    /// Directory of all snapshots.
     root: PathBuf,
 }
 
@@ -392,6 +394,7 @@ fn is_abandoned(name: &str) -> bool {
     }
 }
 
+/// Writes the manifest into the directory of its snapshot.
 fn write_manifest(draft: &Path, manifest: &GvisorManifest) -> Result<(), GvisorError> {
     let file = draft.join(MANIFEST_FILE);
     let json = serde_json::to_vec_pretty(manifest).map_err(io::Error::other);

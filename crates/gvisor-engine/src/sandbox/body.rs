@@ -42,8 +42,10 @@ const MAX_TASKS: u64 = 4096;
 /// Process and files of a sandbox. Dropping it terminates the sandbox, unless it is detached.
 #[derive(Debug)]
 pub(super) struct SandboxBody {
+    /// Helper program that has created the sandbox.
     pub helper: Helper,
     pub spec: BootSpec,
+    /// Directory of the sandbox's files.
     pub directory: PathBuf,
     pub process: Arc<SentryProcess>,
     /// True if the sandbox outlives this process.
