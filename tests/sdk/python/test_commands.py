@@ -69,6 +69,7 @@ async def test_a_timed_out_command_is_killed(sdk, sandbox, unique, eventually):
 
     await eventually(ended)
     with pytest.raises(CommandExitException):
+        # The brackets prevent pgrep from finding the shell that runs it.
         await sdk(sandbox.commands.run, f"pgrep -f [{unique[0]}]{unique[1:]}")
 
 
@@ -88,6 +89,7 @@ async def test_running_commands_are_listed_and_can_be_killed(sdk, sandbox, uniqu
     assert await sdk(sandbox.commands.kill, command.pid) is True
     with pytest.raises(CommandExitException) as killed:
         await command.end()
+    # 137 is 128 plus the number of SIGKILL, as in a shell.
     assert killed.value.exit_code in (-1, 137)
     assert "kill" in (killed.value.error or "")
     assert await sdk(sandbox.commands.kill, command.pid) is False

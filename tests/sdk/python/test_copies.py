@@ -15,11 +15,13 @@ while True:
 
 
 async def keep(sdk, sandbox):
+    """Starts the server in the sandbox."""
     keeper = await sdk.start(sandbox, KEEPER, timeout=0)
     await keeper.wait_for_output("ready")
 
 
 async def remembered(sdk, sandbox):
+    """Returns the number that the server sends."""
     return int((await sdk(sandbox.commands.run, "cat </dev/tcp/127.0.0.1/7000", timeout=20)).stdout)
 
 

@@ -24,6 +24,7 @@ from cubesandbox._exceptions import AuthenticationError
 
 @pytest.fixture
 def cube():
+    """Creates a sandbox for a test, and kills it after the test."""
     with Sandbox.create(timeout=120, metadata={"made": "by cubesandbox"}, env_vars={"MARK": "m"}) as sandbox:
         yield sandbox
 
@@ -319,6 +320,7 @@ def test_templates_are_built_from_images_rebuilt_and_renamed(unique):
 
 
 def built(job):
+    """Waits for a build, which must succeed."""
     for _ in range(600):
         status = Template.get_build_status(job.template_id, job.build_id)
         if status.status in ("ready", "error"):

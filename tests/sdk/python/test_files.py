@@ -7,6 +7,7 @@ import random
 import pytest
 from e2b import FileNotFoundException, FileType, InvalidArgumentException, NotEnoughSpaceException
 
+# Content of large files. It is the same in every run.
 BYTES = random.Random(1).randbytes(3_000_000)
 
 

@@ -8,6 +8,7 @@ import pytest
 from e2b import SandboxException, Secret
 from jwt import PyJWKSet
 
+# Identity token for AWS.
 AWS = Secret.iam_token(audience="sts.amazonaws.com", token_type="JWT-SVID")
 
 

@@ -17,6 +17,7 @@ from e2b.api.client.models import GetTemplatesTemplateIDTagsGroupsSort, Template
 
 @pytest.fixture
 def builder(sdk):
+    """Returns the builder of the package under test."""
     return e2b.Template if sdk.blocking else e2b.AsyncTemplate
 
 
@@ -39,6 +40,7 @@ async def build(sdk, builder, unique):
 
 
 async def pools():
+    """Returns the warm pools of the host."""
     import httpx
 
     async with httpx.AsyncClient(base_url=os.environ["E2B_API_URL"], trust_env=False) as api:

@@ -10,6 +10,7 @@ from e2b.exceptions import SandboxException, VolumeException, VolumeNotFoundExce
 
 @pytest.fixture
 def volumes(sdk):
+    """Returns the class for volumes of the package under test."""
     return AsyncVolume if not sdk.blocking else Volume
 
 
