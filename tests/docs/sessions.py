@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 # Maximum time of one block, in seconds.
 BLOCK_TIMEOUT = 120
 # Reads names of files and runs each in this shell. Replies with the exit status, the directory and
-# the first failed command. Writes the variables to a file beside the program.
+# the first failed command. Writes the variables to a file next to the program.
 SHELL = r"""
 __requests=$1 __replies=$2
 shift 2

@@ -174,7 +174,7 @@ static void hypercalls(void)
 }
 
 /*
- * Executes 32-bit code, which this kernel does not support, in a 64-bit process: places it at a low
+ * Executes 32-bit code, which this kernel does not support, in a 64-bit process. Places it at a low
  * address, and jumps to it with the selector of 32-bit user code (0x23).
  */
 static void compat_mode(int variant)

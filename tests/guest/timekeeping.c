@@ -94,8 +94,8 @@ static struct sample take(void)
 }
 
 /*
- * Compares the progress of a clock with that of CLOCK_MONOTONIC. Fails if the ratio differs too
- * much.
+ * Compares the progress of a clock with the progress of CLOCK_MONOTONIC. Fails if the ratio
+ * differs too much.
  */
 static void same_rate(const char *name, double passed, double reference, double tolerance)
 {

@@ -35,8 +35,8 @@ def names(tmp_path):
             end = query.index(b"\0", 12) + 5
             question = query[12:end]
             is_address = question[-4:-2] == b"\0\1"
-            # The name refers to that of the question. Type A, class IN, time to live 0, address of
-            # 4 bytes.
+            # The name refers to the name of the question. Type A, class IN, time to live 0, address
+            # of 4 bytes.
             record = b"\xc0\x0c\0\1\0\1\0\0\0\0\0\4" + socket.inet_aton("127.0.0.1")
             header = query[:2] + b"\x81\x80\0\1" + (b"\0\1" if is_address else b"\0\0") + b"\0\0\0\0"
             server.sendto(header + question + record * is_address, client)

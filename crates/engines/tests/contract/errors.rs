@@ -1,8 +1,8 @@
 //! Contract of operations that engines reject, and of their errors.
 //!
 //! An engine describes its *capabilities*, that is, the operations that it supports. A snapshot is
-//! *incremental* if its files depend on those of an earlier snapshot. The *working set* of a
-//! snapshot is the set of pages that a restored guest touches first.
+//! *incremental* if its files depend on the files of an earlier snapshot. The *working set* of
+//! a snapshot is the set of pages that a restored guest touches first.
 
 use super::place::{Place, TEMPLATE, missing};
 use crate::support::{programs, skip};

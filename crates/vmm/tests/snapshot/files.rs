@@ -17,7 +17,7 @@ pub struct OpenSnapshot {
     pub state: Option<File>,
     /// Layers of memory, each with its content and its index.
     pub memory: Vec<(File, File)>,
-    /// Layers of the disk, like those of memory.
+    /// Layers of the disk, each with its content and its index.
     pub disk: Vec<(File, File)>,
     pub report: SnapshotReport,
 }
