@@ -1,5 +1,11 @@
 //! Contract between the sandbox manager and an isolation engine.
 //!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used. The *site* is the network in which the sandboxes run. Its
+//! settings are certificate authorities and a proxy. The *working set* of a snapshot is the memory
+//! that a restored guest touches first. A snapshot is *captured* when its memory is frozen in a
+//! process that survives this one.
+//!
 //! A guest starts in two steps, whether it is booted or restored. The engine starts it up to the
 //! point where its agent waits for an identity ([`UnassignedGuest`]). The sandbox manager then
 //! assigns a [`SandboxIdentity`] ([`UnassignedGuest::assign_identity`]); the result is a [`Guest`]
@@ -10,13 +16,6 @@
 //! ([`Guest::detach`]). A detached guest continues to run until another process adopts it by its
 //! [`GuestHandle`] ([`Engine::adopt`]). Detached guests that are not adopted must be terminated
 //! ([`Engine::end_unadopted`]).
-//!
-//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
-//!
-//! The *site* is the network in which the sandboxes run. Its settings are certificate authorities
-//! and a proxy. The *working set* of a snapshot is the memory that a restored guest touches first.
-//! A snapshot is *captured* when its memory is frozen in a process that survives this one.
 
 use crate::{
     EngineDescription, EngineError, Guest, GuestHandle, NetworkRules, SandboxIdentity, SandboxSize,

@@ -1,11 +1,11 @@
 //! Files of an engine's snapshots.
 //!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *layer* is the
+//! part of a memory or disk that one snapshot stores: the content that differs from its ancestors.
+//!
 //! A merge combines a snapshot with its ancestors, to keep the lineage short. A fold combines a
 //! removed snapshot with its child, to reclaim disk space. A captured snapshot is one whose memory
 //! is still held by its guest and is written in the background.
-//!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *layer* is the
-//! part of a memory or disk that one snapshot stores: the content that differs from its ancestors.
 
 use crate::{
     EngineError, ExistingSnapshot, FoldPace, FoldPreparation, FoldResult, ImportedFiles,

@@ -2,18 +2,16 @@
 //! sandboxes) during one term, the time during which one member has this role. `Member` contains it
 //! and passes it events: messages of members, the time, and outcomes of writes.
 //!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares the member dead. This decision is a *verdict*. The *directory* lists the hosts of all
+//! sandboxes of the shard. Its entries, one per sandbox, are also called rows. A *budget* is the
+//! limit of an API key, and a *share* is the part of it that one member may use.
+//!
 //! The shard's record has one row per member. The coordinator changes rows in a draft of the
 //! record. The draft replaces the record every 3 s. If the draft contains a registration or a
 //! verdict, it replaces the record as soon as 0.5 s have passed since the last replacement (group
 //! commit). A change takes effect only when the replacement is known to have succeeded, because
 //! another member may have taken over meanwhile.
-//!
-//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
-//! declares the member dead. This decision is a *verdict*.
-//!
-//! The *directory* lists the hosts of all sandboxes of the shard. Its entries, one per sandbox, are
-//! also called rows. A *budget* is the limit of an API key, and a *share* is the part of it that
-//! one member may use.
 
 mod budgets;
 mod demand;

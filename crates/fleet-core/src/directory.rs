@@ -3,14 +3,14 @@
 //! member that receives a request for a sandbox of another host looks up the host here. The
 //! directory is not stored: a new coordinator receives all rows again.
 //!
-//! A row occupies 24 bytes: 16 of the hash, and 8 with revision, host, state and a mark (`table.rs`
-//! explains it). The rows are in 256 hash tables that grow by an eighth each time, so that at most
-//! a quarter of the memory is unused at any number of sandboxes.
-//!
 //! The *head* of a sandbox is the record that decides which member may run the sandbox. Each
 //! replacement of the head increments its *revision*. A sandbox has a head from the first time that
 //! its snapshot is in the shared store. The *owner* is the member that runs the sandbox. The *home*
 //! has its files while no member owns it.
+//!
+//! A row occupies 24 bytes: 16 of the hash, and 8 with revision, host, state and a mark (`table.rs`
+//! explains it). The rows are in 256 hash tables that grow by an eighth each time, so that at most
+//! a quarter of the memory is unused at any number of sandboxes.
 
 mod stream;
 mod table;

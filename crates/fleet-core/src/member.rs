@@ -1,18 +1,16 @@
 //! [`Member`]: the state machine of a member, that is, of the daemon of one host in a fleet.
 //!
+//! A *share* is the part of an API key's limit that one member may use. A *shard* is a part of the
+//! fleet's sandboxes. Its record in the shared store has one row per member, and names the
+//! coordinator. An *epoch* of a member lasts from its registration with the coordinator until the
+//! coordinator declares it dead. The *term* counts the coordinators of a fleet: each has a higher
+//! term than its predecessor. To *claim* a stored sandbox means to become its owner in the record
+//! (head) that decides which member may run it.
+//!
 //! A member registers with the coordinator of its shard and receives an epoch. It then sends
 //! heartbeats. An acknowledged heartbeat gives the member the authority to claim, resume and
 //! restore stored sandboxes until a deadline. If acknowledgements fail to arrive, the member reads
 //! the shard's record, and may take over the role of the coordinator (`takeover`).
-//!
-//! A *shard* is a part of the fleet's sandboxes. Its record in the shared store has one row per
-//! member, and names the coordinator. A *share* is the part of an API key's limit that one member
-//! may use. An *epoch* of a member lasts from its registration with the coordinator until the
-//! coordinator declares it dead.
-//!
-//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. To
-//! *claim* a stored sandbox means to become its owner in the record (head) that decides which
-//! member may run it.
 
 mod messages;
 mod placement;

@@ -1,9 +1,9 @@
 //! Certificates of the members of a fleet.
 //!
+//! A *member* is the daemon of one host of the fleet.
+//!
 //! The fleet has an authority of its own. It issues one certificate per member, whose name contains
 //! the member's number and the fleet. A member generates its private key itself and never sends it.
-//!
-//! A *member* is the daemon of one host of the fleet.
 
 use jiffy_fleet_core::{FleetId, MemberId};
 use rcgen::{

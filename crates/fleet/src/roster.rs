@@ -1,16 +1,14 @@
 //! Rosters: the sandboxes of each host as records in the store, for the time after its loss.
 //!
+//! One more roster contains the *released* sandboxes: paused ones that drained hosts have given up,
+//! so that any host may resume them. The *head* of a sandbox is the record in the store that
+//! decides which host of a fleet may run the sandbox.
+//!
 //! A host writes its roster in the background, some seconds after its sandboxes have changed. If
 //! the host is lost, the other hosts read the roster: they show its sandboxes, resume the stored
 //! ones, and check the owner of a sandbox before they kill it. A sandbox that was created in the
 //! last seconds before the loss is not in the roster. No decision about the right to run a sandbox
 //! depends on rosters: heads decide.
-//!
-//! One more roster contains the *released* sandboxes: paused ones that drained hosts have given up,
-//! so that any host may resume them.
-//!
-//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
-//! the sandbox.
 
 use crate::records::{Outcome, Record, RecordError, RecordKey, SealedRecords};
 use jiffy_fleet_core::MemberId;

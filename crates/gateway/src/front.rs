@@ -1,12 +1,12 @@
 //! Listener of a front: a process without sandboxes, which passes each connection of a client to
 //! the gateway of a host.
 //!
+//! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
+//! fleet.
+//!
 //! The front terminates TLS and reads no requests. Authentication, routing and all limits of
 //! requests are applied by the gateway of the host, as for its own clients. The front limits the
 //! number of connections.
-//!
-//! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
-//! fleet.
 
 use crate::admission::{ConnectionAdmission, ConnectionLimitError};
 use crate::config::GatewayLimits;

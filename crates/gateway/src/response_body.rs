@@ -1,9 +1,9 @@
 //! Bodies of responses, in transit from the guest to the client.
 //!
+//! An *exchange* is a request to a sandbox or function with its response or stream.
+//!
 //! The gateway counts the bytes, and records the end of the exchange when the body is complete or
 //! dropped.
-//!
-//! An *exchange* is a request to a sandbox or function with its response or stream.
 
 use crate::body::{Body, BoxError, count};
 use crate::counters::GatewayCounters;

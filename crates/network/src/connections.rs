@@ -1,5 +1,8 @@
 //! Record of each guest's connections and attempted connections.
 //!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
+//!
 //! The record has three sources:
 //! - the kernel's connection tracking in the slot: deleted connections, and a dump of the open ones
 //!   on request;
@@ -8,9 +11,6 @@
 //!
 //! Recording delays no packet. A guest that creates entries faster than they are read loses lines
 //! of its own record, and the lost lines are counted.
-//!
-//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
 
 mod connection_sockets;
 mod conntrack_delete;

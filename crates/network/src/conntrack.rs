@@ -1,5 +1,8 @@
 //! Limits of sandboxes in the host's connection tracking table (conntrack).
 //!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
+//!
 //! Every connection of a sandbox has an entry in the table of its own namespace. It has another one
 //! in the host's table, because the host translates its address. The limit
 //! `net.netfilter.nf_conntrack_max` applies to each namespace separately. Therefore a sandbox could
@@ -14,9 +17,6 @@
 //! the level changes. Closed connections remain in the table for a while without being counted. A
 //! rate limit of new connections and timeouts shorter than the kernel's defaults bound their
 //! number.
-//!
-//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
 
 use crate::NetError;
 use crate::program;

@@ -1,13 +1,13 @@
 //! Addresses of the host, which sandboxes in rootless mode must not reach.
 //!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest. In rootless mode, the *router* is the network namespace to which
+//! the slots are connected.
+//!
 //! With root privileges, the host's routing table identifies packets to addresses of the host. In
 //! rootless mode, packets leave through a program that opens connections on behalf of sandboxes. To
 //! that program, the host's addresses are like any other. Therefore the table in the router's
 //! namespace contains the host's addresses and is updated when they change.
-//!
-//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest. In rootless mode, the *router* is the network namespace to which
-//! the slots are connected.
 
 use crate::NetError;
 use crate::device;

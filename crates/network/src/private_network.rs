@@ -1,5 +1,8 @@
 //! Private networks: namespaces that connect slots of one owner, and nothing else.
 //!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
+//!
 //! ```text
 //! guest A - tap0 [ slot of A ] net0
 //!     - mA [ namespace of the network ] mB - net0 [ slot of B ] tap0 - guest B
@@ -12,9 +15,6 @@
 //! of the host is at both ends of each link, so that guests take no part in ARP. The slot of a
 //! member replaces the source of each packet by the address of the member. The network drops a
 //! packet whose source is not the address of its link.
-//!
-//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
 
 use crate::NetError;
 use crate::device;

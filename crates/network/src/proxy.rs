@@ -1,5 +1,8 @@
 //! Proxy for connections that are permitted by name.
 //!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
+//!
 //! If rules contain host names, the slot's table redirects connections to ports 80 and 443 to this
 //! proxy unless an address rule permits them. The proxy sniffs the host name from the first bytes,
 //! resolves it and connects to the result from the slot. It ignores the address that the guest
@@ -14,9 +17,6 @@
 //!
 //! If rules name an egress proxy, all TCP connections are redirected, and permitted ones lead to
 //! that proxy (`outbound.rs`).
-//!
-//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
 
 mod address_route;
 pub(crate) mod header_route;

@@ -1,10 +1,10 @@
 //! Records: the serialised form of sandboxes and snapshots in the journal and in shared stores.
 //!
+//! The *journal* is the database of the daemon with the records of sandboxes and snapshots.
+//!
 //! All fields are in one flat structure. `#[serde(flatten)]` would first parse each unknown field
 //! into an intermediate value, and most of the time for reading a large journal would be spent on
 //! this.
-//!
-//! The *journal* is the database of the daemon with the records of sandboxes and snapshots.
 
 use crate::lineage_record::{PrunedAncestors, Rollback};
 use crate::sandbox::Sandbox;

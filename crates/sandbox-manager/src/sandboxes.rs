@@ -2,18 +2,17 @@
 //! a clone. The submodules implement one operation each, or one component with its own state and
 //! lock.
 //!
+//! The *journal* is the database of the daemon with the records of sandboxes and snapshots. The
+//! *warm pool* has guests that were started in advance and wait for a create. A daemon *adopts* the
+//! guests that continued to run while no daemon ran. The *head* of a sandbox is the record in the
+//! store that decides which host of a fleet may run the sandbox.
+//!
 //! An operation holds the sandbox's `op_lock` from reading the state until the new state is
 //! committed, and completes even if its caller stops waiting. The journal is written after the
 //! guest has changed, so that it records only changes that have happened.
 //!
 //! `kill` is the exception: it records the end of the sandbox and halts the guest before it holds
 //! the lock. No operation can thus delay the end of a sandbox.
-//!
-//! The *journal* is the database of the daemon with the records of sandboxes and snapshots. The
-//! *warm pool* has guests that were started in advance and wait for a create.
-//!
-//! A daemon *adopts* the guests that continued to run while no daemon ran. The *head* of a sandbox
-//! is the record in the store that decides which host of a fleet may run the sandbox.
 
 mod adopt;
 mod build_steps;

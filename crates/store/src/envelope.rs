@@ -1,5 +1,10 @@
 //! Envelope of the encrypted objects: a header of 64 bytes in plain text, then the ciphertext.
 //!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys. A rotation of the keys starts a new *generation* of them. The
+//! *root* of a snapshot is the hash that identifies it in the store. A *pack* is an object with
+//! many chunks of snapshots.
+//!
 //! | offset | bytes | content |
 //! |---|---|---|
 //! | 0 | 8 | magic |
@@ -7,12 +12,6 @@
 //! | 12 | 4 | generation of the data keys |
 //! | 16 | 16 | tenant id |
 //! | 32 | 32 | name of the object: a root, or the id of a pack and 16 zero bytes |
-//!
-//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys. A rotation of the keys starts a new *generation* of them.
-//!
-//! The *root* of a snapshot is the hash that identifies it in the store. A *pack* is an object with
-//! many chunks of snapshots.
 
 use crate::FormatError;
 use crate::codec::Reader;

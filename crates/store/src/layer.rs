@@ -1,5 +1,7 @@
 //! Part of a snapshot: a layer of memory or of a disk, device state or a file.
 //!
+//! A *chunk* is 64 KiB of memory or of a disk.
+//!
 //! | offset | bytes | content |
 //! |---|---|---|
 //! | 0 | 4 | kind: 1 memory, 2 disk, 3 device state, 4 file |
@@ -12,8 +14,6 @@
 //! A *run* is a sequence of chunks with the same source: 0 stored in this layer, 1 zero, 2
 //! inherited from the ancestors. The root of a part is the keyed hash of length, runs and leaves. A
 //! leaf is the keyed hash of up to 1,024 chunk hashes.
-//!
-//! A *chunk* is 64 KiB of memory or of a disk.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count, put_string};

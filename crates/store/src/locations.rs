@@ -1,14 +1,14 @@
 //! Locations of a snapshot's chunks: pack and frame of each chunk. They are separate from the
 //! manifest, so that frames can move without changing the manifest.
 //!
+//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
+//! compressed and encrypted chunks. The *root* of a snapshot is the hash that identifies it in the
+//! store. A *frame* is a compressed and encrypted chunk in a pack.
+//!
 //! Body, encrypted in an [`Envelope`](crate::envelope) named by the snapshot's root: number of
 //! packs (4 bytes) and their ids (16 bytes each), number of chunks (4), and an entry per chunk. The
 //! entries follow the order of the stored chunks, part by part. An entry is the number of the
 //! pack (4), and offset (4) and length (4) of the frame.
-//!
-//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
-//! compressed and encrypted chunks. The *root* of a snapshot is the hash that identifies it in the
-//! store. A *frame* is a compressed and encrypted chunk in a pack.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count};

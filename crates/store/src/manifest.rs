@@ -1,5 +1,10 @@
 //! Manifest of a snapshot: the hashes of its chunks, and the data for restoring it on a host.
 //!
+//! A *chunk* is 64 KiB of memory or of a disk. A *tenant* is an owner of snapshots in the store,
+//! usually an API key. The objects of a tenant are encrypted with its keys. The *working set* of a
+//! snapshot is the memory that a restored guest touches first. It is recorded, and prefetched by
+//! later restores.
+//!
 //! Body, little-endian, encrypted in an [`Envelope`](crate::envelope):
 //!
 //! | offset | bytes | content |
@@ -16,11 +21,6 @@
 //!
 //! The root, which identifies the snapshot, is the keyed hash of this body after replacing the
 //! hashes of each part by the root of the part.
-//!
-//! A *chunk* is 64 KiB of memory or of a disk. A *tenant* is an owner of snapshots in the store,
-//! usually an API key. The objects of a tenant are encrypted with its keys. The *working set* of a
-//! snapshot is the memory that a restored guest touches first. It is recorded, and prefetched by
-//! later restores.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count, put_string};

@@ -1,5 +1,7 @@
 //! Pack: many chunks in one immutable object.
 //!
+//! A *chunk* is 64 KiB of memory or of a disk.
+//!
 //! | offset | bytes | content |
 //! |---|---|---|
 //! | 0 | 64 | header ([`crate::envelope`]), name: the pack's id |
@@ -14,8 +16,6 @@
 //! An entry: hash of the chunk (32), offset of its frame (4), length of the frame (4), length of
 //! the chunk (4), 0 (4). A frame is authenticated with the hash of its chunk but not with its pack,
 //! so that it can be moved to another pack.
-//!
-//! A *chunk* is 64 KiB of memory or of a disk.
 
 use crate::FormatError;
 use crate::codec::Reader;

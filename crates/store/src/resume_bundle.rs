@@ -1,6 +1,12 @@
 //! Resume bundle: one object with everything that a host reads first to resume a snapshot of
 //! another host. It is a copy of other objects, and can be rebuilt from them.
 //!
+//! A *chunk* is 64 KiB of memory or of a disk. The *root* of a snapshot is the hash that identifies
+//! it in the store. A *pack* is an object in the store with many compressed and encrypted chunks. A
+//! *frame* is a compressed and encrypted chunk in a pack. The *locations* of a snapshot are an
+//! object with pack and frame of each chunk. A *part* is the memory, the disk or another file of a
+//! snapshot.
+//!
 //! Body, little-endian, encrypted in an [`Envelope`](crate::envelope) named by the snapshot's root:
 //!
 //! | bytes | content |
@@ -12,12 +18,6 @@
 //! | | frames as in packs ([`crate::pack`]), in the order of use |
 //!
 //! Manifests, locations and frames are verified like content of their own objects and of packs.
-//!
-//! A *chunk* is 64 KiB of memory or of a disk. The *root* of a snapshot is the hash that identifies
-//! it in the store. A *pack* is an object in the store with many compressed and encrypted chunks. A
-//! *frame* is a compressed and encrypted chunk in a pack. The *locations* of a snapshot are an
-//! object with pack and frame of each chunk. A *part* is the memory, the disk or another file of a
-//! snapshot.
 
 use crate::FormatError;
 use crate::codec::{Reader, put_count};

@@ -1,12 +1,12 @@
 //! Highest versions of records that this host has seen, in a file of the data directory. They
 //! detect that a store returned to older records.
 //!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
+//!
 //! Records of tenants have versions, and so have names that can be assigned to other objects (such
 //! as names of templates). The encrypted content of a record includes its version, except in a
 //! tenant's first record and in records that earlier releases of Jiffy wrote.
-//!
-//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys.
 
 use crate::StoreError;
 use nix::fcntl::{Flock, FlockArg};

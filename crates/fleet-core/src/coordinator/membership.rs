@@ -1,5 +1,10 @@
 //! Registrations, heartbeats and verdicts of the members of a shard.
 //!
+//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
+//! not. The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
+//! A *share* is the part of an API key's limit that one member may use.
+//!
 //! A *shard* is a part of the fleet's sandboxes. Its record has one row per member. The coordinator
 //! changes rows in a draft of the record. The committed record is the version that was last written
 //! successfully.
@@ -14,13 +19,6 @@
 //! - During the *grace period*, a new coordinator makes no verdicts: members may still send their
 //!   first heartbeats to it.
 //! - A *front* is a machine without sandboxes that passes requests of clients to the members.
-//!
-//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
-//! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
-//! not.
-//!
-//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. A
-//! *share* is the part of an API key's limit that one member may use.
 
 use super::membership_error::MembershipError;
 use super::rows::list_number;

@@ -1,11 +1,11 @@
 //! Publication of a pause: stores the paused state, so that any host of the fleet can resume it.
 //!
+//! A *member* is the daemon of one host of the fleet. The *head* of a sandbox is the record that
+//! decides which member may run the sandbox.
+//!
 //! The order is important. The snapshot is uploaded first, because a head must not name a missing
 //! snapshot. The head is written next. The root (digest of the manifest) of the replaced snapshot
 //! is removed from the store last, since the former head still named it.
-//!
-//! The *head* of a sandbox is the record that decides which member may run the sandbox. A *member*
-//! is the daemon of one host of the fleet.
 
 use super::HeadWrite;
 use super::write::{Known, Writer};

@@ -1,17 +1,15 @@
 //! Return of a host: decides for each of its sandboxes whether the local state is still valid.
 //!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. A host
+//! *claims* a sandbox by a conditional write of its head, in which only one host succeeds. A
+//! sandbox has a head from the first time that its snapshot is in the store. The *home* of a
+//! sandbox is the member that has its files while no member owns it. The *root* of a snapshot is
+//! the digest by which the store identifies it. An *epoch* of a member lasts from its registration
+//! with the coordinator until the coordinator declares it dead.
+//!
 //! While the host was down or cut off, other members may have resumed or killed its sandboxes.
 //! Their heads record this. A sandbox without a head was never stored, so no other member can run
 //! it.
-//!
-//! A host *claims* a sandbox by a conditional write of its head, in which only one host succeeds. A
-//! sandbox has a head from the first time that its snapshot is in the store. The *home* of a
-//! sandbox is the member that has its files while no member owns it. The *root* of a snapshot is
-//! the digest by which the store identifies it. The *head* of a sandbox is the record that decides
-//! which member may run the sandbox.
-//!
-//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
-//! declares it dead.
 
 use crate::ids::{Digest, MemberId, Revision};
 use crate::record::{Head, HeadState};

@@ -1,14 +1,12 @@
 //! Resume of a stored sandbox on this member.
 //!
+//! A *member* is the daemon of one host of the fleet. The *head* of a sandbox is the record that
+//! decides which member may run the sandbox. An *epoch* of a member lasts from its registration
+//! with the coordinator until the coordinator declares it dead.
+//!
 //! The restore of the guest and the claim (the write of the head that makes this member the owner)
 //! run concurrently. The guest receives its identity only after the claim is known to have
 //! succeeded. If another member wins, or the outcome is unknown, the guest is dropped.
-//!
-//! The *head* of a sandbox is the record that decides which member may run the sandbox. A *member*
-//! is the daemon of one host of the fleet.
-//!
-//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
-//! declares it dead.
 
 use super::HeadWrite;
 use super::write::{Known, Writer};

@@ -2,16 +2,13 @@
 //! answers. Each message contains the term (number) of the coordinator that its sender knows. A
 //! message of an unknown coordinator is ignored.
 //!
-//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
-//!
-//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
-//! declares it dead.
-//!
-//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
+//! *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A *row* is the entry of one sandbox in the coordinator's directory, which
+//! locates all sandboxes. A member sends changed rows, or on request a *list*: all of its rows, in
+//! pages. A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
 //! coordinator. A *share* is the part of an API key's limit that one member may use. The
-//! coordinator *grants* shares and *recalls* unused parts. A *row* is the entry of one sandbox in
-//! the coordinator's directory, which locates all sandboxes. A member sends changed rows, or on
-//! request a *list*: all of its rows, in pages.
+//! coordinator *grants* shares and *recalls* unused parts.
 
 use super::Member;
 use crate::coordinator::message_of;

@@ -1,19 +1,16 @@
 //! Takeover: this member becomes the coordinator of the shard if the former coordinator stops
 //! renewing the shard's record.
 //!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
+//! *epoch* of a member lasts from its registration with the coordinator until the coordinator
+//! declares it dead. A *shard* is a part of the fleet's sandboxes. A *share* is the part of an API
+//! key's limit that one member may use.
+//!
 //! A coordinator replaces the record every few seconds (`Timing::renew`). A member whose heartbeats
 //! are not acknowledged reads the record periodically. If its version has not changed for
 //! `Timing::unchanged`, the member writes a record with the next term, and itself as the
 //! coordinator. The write is conditional on the observed version, so that at most one candidate
 //! succeeds.
-//!
-//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
-//!
-//! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
-//! declares it dead.
-//!
-//! A *shard* is a part of the fleet's sandboxes. A *share* is the part of an API key's limit that
-//! one member may use.
 
 use super::{Member, Observed};
 use crate::coordinator::Coordinator;

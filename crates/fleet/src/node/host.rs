@@ -3,11 +3,9 @@
 //!
 //! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
 //! the sandbox. The *journal* is the database in which a host records its sandboxes. A *warm pool*
-//! contains started guests for future creates. A *verdict* is the decision of the coordinator that
-//! an epoch is dead. An *epoch* of a member lasts from its registration with the coordinator until
-//! the coordinator declares it dead.
-//!
-//! To *claim* a sandbox means to become its owner in the head.
+//! contains started guests for future creates. An *epoch* of a member lasts from its registration
+//! with the coordinator until the coordinator declares it dead. A *verdict* is the decision of the
+//! coordinator that an epoch is dead. To *claim* a sandbox means to become its owner in the head.
 
 use super::query::HostSummary;
 use async_trait::async_trait;

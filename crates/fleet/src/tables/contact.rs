@@ -1,6 +1,8 @@
 //! Contact of a member with the fleet: whether its tables are known to be current. Without contact,
 //! a member accepts no API keys, because a key may have been revoked meanwhile.
 //!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
+//!
 //! A member is in contact if its tables were verified in the last 60 s. Three events verify them:
 //! - The member has read the index, which is the record that lists the last commits.
 //! - The writer (the coordinator, the only member that changes tables) has confirmed the number of
@@ -10,8 +12,6 @@
 //! If the records are unavailable to all members, no table can change. A member that cannot read
 //! the records is therefore also in contact if more than half of all members, including itself,
 //! answer that they have no newer tables.
-//!
-//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 use super::message::{TableAnswer, TableRequest};
 use super::{CONTACT_TIMEOUT, PEER_TIMEOUT, Shared, TableError};

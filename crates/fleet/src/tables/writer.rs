@@ -1,6 +1,8 @@
 //! The writer of the tables (API keys, template names): one task of the coordinator. The other
 //! members send their changes to it.
 //!
+//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
+//!
 //! The rows of the tables are stored in parts, which are records. One more record, the index, lists
 //! the last commits. A commit is one conditional replacement of the index, which contains the
 //! changed rows until a *fold* moves them to their parts.
@@ -8,8 +10,6 @@
 //! Changes within [`COMMIT_INTERVAL`] share a commit. A revocation is committed at once, together
 //! with all changes that wait. A writer whose term was taken over cannot replace the index: its
 //! callers receive an error.
-//!
-//! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor.
 
 mod fold;
 

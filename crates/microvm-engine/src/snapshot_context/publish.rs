@@ -2,8 +2,7 @@
 //! the directory. Later snapshots of the microVM have the published one as their parent.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran. A *hold* on a snapshot
-//! prevents its removal. A *draft* is the directory of a snapshot that is not published yet. A
-//! snapshot is *captured* when its memory is frozen in a process of the VMM.
+//! prevents its removal. A *draft* is the directory of a snapshot that is not published yet.
 
 use super::{SaveError, SnapshotContext, UnpublishedSnapshot};
 use jiffy_engine_api::now_ms;

@@ -1,15 +1,15 @@
 //! Worker thread of a network. It creates slots in advance and removes released slots while no
 //! requests are waiting.
 //!
-//! The kernel creates and removes devices under a host-wide lock, which opening a slot needs as
-//! well. The work would also compete with requests for processors. Therefore the thread works in
-//! pauses between requests, one slot or one batch of removals at a time. The thread has normal
-//! priority: with a lower one, it would hold the lock while other threads run.
-//!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest. A *burst* is a series of uses in quick succession, for example by
 //! the children of a fork. After a burst, more slots are created in advance for some minutes
 //! ([`jiffy_engine_api::BurstMemory`]).
+//!
+//! The kernel creates and removes devices under a host-wide lock, which opening a slot needs as
+//! well. The work would also compete with requests for processors. Therefore the thread works in
+//! pauses between requests, one slot or one batch of removals at a time. The thread has normal
+//! priority: with a lower one, it would hold the lock while other threads run.
 
 use crate::NetError;
 use crate::claim::RangeClaims;

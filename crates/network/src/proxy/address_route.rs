@@ -1,10 +1,10 @@
 //! Forwards connections to the address that the guest chose.
 //!
-//! The proxy of a slot receives the connections that its nftables table redirects. Some need no
-//! host name, because rules permit their address.
-//!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.
+//!
+//! The proxy of a slot receives the connections that its nftables table redirects. Some need no
+//! host name, because rules permit their address.
 
 use super::ProxyRoute;
 use crate::counted_stream::CountedStream;

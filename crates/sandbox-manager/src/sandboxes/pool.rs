@@ -1,11 +1,11 @@
 //! Warm pool: restored guests that wait for an identity.
 //!
-//! Each guest is restored up to the greeting of its agent. It receives its identity, entropy and
-//! clock when a create takes it, and never returns to the pool.
-//!
 //! The *fingerprint* of a template and size is a hash of everything that determines their guests. A
 //! *pin* protects a snapshot from garbage collection. The *greeting* is the first message of the
 //! agent to the host, which answers with the identity of the sandbox.
+//!
+//! Each guest is restored up to the greeting of its agent. It receives its identity, entropy and
+//! clock when a create takes it, and never returns to the pool.
 
 mod demand;
 

@@ -1,10 +1,10 @@
 //! Records of the snapshots of this host, in memory and in the journal.
 //!
+//! The *journal* is the database of the daemon with the records of sandboxes and snapshots.
+//!
 //! Readers never wait for the disk: a change holds the lock of changes while it commits to the
 //! journal, and locks the index only to apply the result. The journal and the index therefore
 //! receive all changes in the same order.
-//!
-//! The *journal* is the database of the daemon with the records of sandboxes and snapshots.
 
 use super::ranked_lock::{LockRank, RankedGuard, RankedMutex};
 use super::snapshot_index::SnapshotIndex;

@@ -1,5 +1,8 @@
 //! Folding: merges a snapshot's parent into the snapshot, which releases superseded data.
 //!
+//! A *draft* is the directory of a snapshot that is not published yet. A *unit* is the smallest
+//! part that a layer stores: a chunk of 64 KiB of memory, or a block of 4 KiB of a disk.
+//!
 //! The files of a removed snapshot must remain while a child needs them. Without folds, a sandbox
 //! that takes a snapshot at each step and removes the previous one would therefore retain every
 //! version of its memory and disk. A fold copies the units that only the lower snapshot stores into
@@ -15,9 +18,6 @@
 //! - The copy is at most as large as the content of the upper snapshot, or as the caller's limit.
 //!   With a small limit, content that is never superseded is copied a logarithmic number of times.
 //!   A chain of folded snapshots then takes at most twice the space of its content.
-//!
-//! A *draft* is the directory of a snapshot that is not published yet. A *unit* is the smallest
-//! part that a layer stores: a chunk of 64 KiB of memory, or a block of 4 KiB of a disk.
 
 use crate::checked_snapshots::FileStamp;
 use crate::checksums::CHECKSUMS_FILE;

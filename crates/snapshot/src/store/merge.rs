@@ -1,16 +1,15 @@
 //! Merge of a snapshot with its ancestors, or with some of them.
 //!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *layer* is the
+//! part of a memory or disk that one snapshot stores: the content that differs from its ancestors.
+//! A *draft* is the directory of a snapshot that is not published yet. A *unit* is the smallest
+//! part that a layer stores: a chunk of 64 KiB of memory, or a block of 4 KiB of a disk. A layer
+//! *decides* a unit that it stores or marks as zero.
+//!
 //! A sandbox with many snapshots has a long lineage, and every layer slows a restore down. A merged
 //! snapshot has the content of several layers under the same id. Its parent is the ancestor below
 //! these layers, if any. A sandbox that uses the old files keeps them open: their content is the
 //! same.
-//!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *layer* is the
-//! part of a memory or disk that one snapshot stores: the content that differs from its ancestors.
-//!
-//! A *draft* is the directory of a snapshot that is not published yet. A *unit* is the smallest
-//! part that a layer stores: a chunk of 64 KiB of memory, or a block of 4 KiB of a disk. A layer
-//! *decides* a unit that it stores or marks as zero.
 
 use crate::draft::{SnapshotDraft, sync_dir};
 use crate::manifest::Manifest;

@@ -1,5 +1,8 @@
 //! Presence bitmaps of a layer, and locks of chunks that are being fetched. File `<root>.present`.
 //!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
+//!
 //! | offset | bytes | content |
 //! |---|---|---|
 //! | 0 | 8 | magic |
@@ -18,9 +21,6 @@
 //!
 //! The locks are open file description locks at offsets far beyond the end of the file. The kernel
 //! releases them when the process that holds them exits.
-//!
-//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
 
 use crate::layer::chunks_of;
 use crate::manifest::CHUNK_BYTES;

@@ -1,13 +1,13 @@
 //! Modules of this host's functions in the shared store.
 //!
-//! A module is pushed as a snapshot of one file. The manifest does not depend on the host, so that
-//! all hosts push an identical snapshot. A module is found by the BLAKE3 hash of its content among
-//! the modules of its tenant, and remains while a host holds it.
-//!
 //! The *root* of a snapshot is the hash that identifies it in the store. A *tenant* is an owner of
 //! snapshots in the store, usually an API key. The objects of a tenant are encrypted with its keys.
 //! A *module* is the WebAssembly program of a function, which answers HTTP requests. A host *holds*
 //! a module while a function of this host needs it.
+//!
+//! A module is pushed as a snapshot of one file. The manifest does not depend on the host, so that
+//! all hosts push an identical snapshot. A module is found by the BLAKE3 hash of its content among
+//! the modules of its tenant, and remains while a host holds it.
 
 use crate::host::module_book::{HeldModule, ModuleBook};
 use crate::host::{FoundSnapshot, LOCAL_TENANT, MemoryPull, RemoteError, RemoteStore};

@@ -1,14 +1,14 @@
 //! Garbage collection: removes objects that no snapshot needs, safely during pushes from any host.
 //!
+//! A *pack* is an object in the store with many compressed and encrypted chunks. A *lease* protects
+//! the objects of a push in progress from garbage collection.
+//!
 //! A collection marks the objects that manifests and leases refer to. An unmarked object that is
 //! older than the oldest lease and the grace period is condemned: later pushes do not reuse it. A
 //! later collection removes the object if it is still unmarked after having been condemned for the
 //! grace period. All times come from the store's clock, so that the clocks of hosts do not matter.
 //!
 //! Live chunks of packs that are mostly dead are moved to new packs ([`repack`]).
-//!
-//! A *pack* is an object in the store with many compressed and encrypted chunks. A *lease* protects
-//! the objects of a push in progress from garbage collection.
 
 mod lock;
 mod mark;

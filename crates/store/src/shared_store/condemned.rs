@@ -1,12 +1,12 @@
 //! List of condemned objects. Pushes read it to avoid these objects, and collections replace it.
 //!
+//! A *collection* removes objects that no snapshot needs. It first *condemns* an object, and a
+//! later collection removes the object.
+//!
 //! `gc/condemned` is the list. A list of more than [`MAX_SINGLE`] entries is divided into
 //! [`PARTS`] parts `gc/condemned-parts/<number>` by the hash of the entries' keys. A push then
 //! reads the parts of its own objects only. `gc/condemned` states that the list is divided.
 //! A divided list stays divided, because a push may read a part after it has read `gc/condemned`.
-//!
-//! A *collection* removes objects that no snapshot needs. It first *condemns* an object, and a
-//! later collection removes the object.
 
 use crate::StoreError;
 use crate::shared_store::SharedStore;

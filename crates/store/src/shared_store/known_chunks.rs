@@ -2,10 +2,10 @@
 //! snapshot's ancestors and of the packs that this host wrote last, so that its cost does not
 //! depend on the tenant's other snapshots.
 //!
-//! A *pack* is an object in the store with many compressed and encrypted chunks. A *tenant* is an
-//! owner of snapshots in the store, usually an API key. The objects of a tenant are encrypted with
-//! its keys. A *chunk* is 64 KiB of memory or of a disk. The *manifest* of a snapshot lists its
-//! chunks.
+//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
+//! compressed and encrypted chunks. A *tenant* is an owner of snapshots in the store, usually an
+//! API key. The objects of a tenant are encrypted with its keys. The *manifest* of a snapshot lists
+//! its chunks.
 
 use crate::StoreError;
 use crate::data_keys::{DataKeys, Hash};

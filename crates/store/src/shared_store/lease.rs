@@ -1,5 +1,8 @@
 //! Leases: objects that protect the objects of a push from garbage collection.
 //!
+//! A *collection* removes objects that no snapshot needs. It first *condemns* an object, and a
+//! later collection removes the object.
+//!
 //! A push first writes `leases/<id>`: the encrypted list of the keys that it reuses. The lease
 //! protects these objects and all objects written after it. Only after that the push reads the
 //! list of condemned objects and checks that the reused objects exist. The push does not reuse
@@ -9,9 +12,6 @@
 //!
 //! Earlier versions of Jiffy wrote a constant to `leases/<id>` and the list to
 //! `leases/<id>.reused`.
-//!
-//! A *collection* removes objects that no snapshot needs. It first *condemns* an object, and a
-//! later collection removes the object.
 
 use crate::data_keys::{Hash, random, to_hex};
 use crate::shared_store::SharedStore;

@@ -1,16 +1,15 @@
 //! Modules (WebAssembly programs) of functions: maps a module's digest to the root of its content
 //! and to the hosts that hold it.
 //!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys. A *collection* removes objects that no snapshot needs. It first
+//! *condemns* an object, and a later collection removes the object.
+//!
 //! The object `modules/<keyed hash of the digest>/<root>/<id of the host>` is encrypted, and its
 //! name is authenticated with it, so that only a host with the tenant's encryption keys can map a
 //! digest to a root. A module is pushed as a snapshot of one file. The last holder to release a
 //! module marks its content for removal. A later garbage collection removes the content, unless a
 //! host holds the module again by then.
-//!
-//!
-//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys. A *collection* removes objects that no snapshot needs. It first
-//! *condemns* an object, and a later collection removes the object.
 
 use crate::data_keys::Hash;
 use crate::shared_store::SharedStore;

@@ -1,7 +1,7 @@
 //! Reads the index of a pack: the list of its chunks, at the end of the object.
 //!
-//! A *pack* is an object in the store with many compressed and encrypted chunks. A *chunk* is 64
-//! KiB of memory or of a disk.
+//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
+//! compressed and encrypted chunks.
 
 use crate::data_keys::{DataKeys, hex};
 use crate::envelope::{HEADER_BYTES, Header};

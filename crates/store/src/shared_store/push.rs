@@ -2,15 +2,15 @@
 //! snapshot's ancestors, or in the packs that this host wrote last, are not uploaded. The number of
 //! requests does not depend on the tenant's other snapshots.
 //!
+//! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many
+//! compressed and encrypted chunks. A *tenant* is an owner of snapshots in the store, usually an
+//! API key. The objects of a tenant are encrypted with its keys. The *shared tenant* owns the stock
+//! templates, which all tenants may read.
+//!
 //! The order of writes protects a push from a garbage collection at the same time. The lease comes
 //! first: it lists the packs to reuse, which a collection then does not remove. New packs follow.
 //! The locations of the chunks and the manifest are last, so that a manifest never names missing
 //! chunks.
-//!
-//! A *pack* is an object in the store with many compressed and encrypted chunks. A *chunk* is 64
-//! KiB of memory or of a disk. A *tenant* is an owner of snapshots in the store, usually an API
-//! key. The objects of a tenant are encrypted with its keys. The *shared tenant* owns the stock
-//! templates, which all tenants may read.
 
 mod pack_builder;
 

@@ -1,12 +1,12 @@
 //! Readers: hosts that have not fetched a snapshot completely.
 //!
+//! The *root* of a snapshot is the hash that identifies it in the store. A *tenant* is an owner of
+//! snapshots in the store, usually an API key. The objects of a tenant are encrypted with its keys.
+//!
 //! A host that restores lazily writes `readers/<root>/<id of the host>` and renews the object
 //! periodically. Garbage collection does not remove a snapshot with readers, even if it was marked
 //! for removal. A reader that was not renewed for [`READER_TIME`], by the clock of the store, is
 //! expired.
-//!
-//! The *root* of a snapshot is the hash that identifies it in the store. A *tenant* is an owner of
-//! snapshots in the store, usually an API key. The objects of a tenant are encrypted with its keys.
 
 use crate::data_keys::Hash;
 use crate::shared_store::SharedStore;

@@ -1,13 +1,13 @@
 //! Index of the packs that this host wrote last, in a directory of the host. A push reuses their
 //! chunks, so that an interrupted push continues and snapshots with the same parent share data.
 //!
-//! File `<id of the tenant>-<generation>-<id of the pack>` is the encrypted end of a pack: its
-//! index and trailer. The directory has at most [`MAX_RECENT_PACKS`] files. The store may lack a
-//! pack of the index: the caller must check that it exists.
-//!
 //! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
 //! are encrypted with its keys. A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object
 //! in the store with many compressed and encrypted chunks.
+//!
+//! File `<id of the tenant>-<generation>-<id of the pack>` is the encrypted end of a pack: its
+//! index and trailer. The directory has at most [`MAX_RECENT_PACKS`] files. The store may lack a
+//! pack of the index: the caller must check that it exists.
 
 use crate::data_keys::{DataKeys, hex, to_hex};
 use crate::pack::{Entry, MAX_INDEX_BYTES, PackId, TRAILER_BYTES};

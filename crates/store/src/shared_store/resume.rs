@@ -1,14 +1,14 @@
 //! Writing and reading of resume bundles ([`crate::resume_bundle`]).
 //!
-//! A bundle is a cache: it is written after the manifest, and a missing, old or damaged bundle is
-//! ignored. Its locations may be older than the locations of the snapshot. A fetch that does not
-//! find a pack reads the current locations. A collection removes a bundle together with its
-//! snapshot.
-//!
 //! A *chunk* is 64 KiB of memory or of a disk. The *root* of a snapshot is the hash that identifies
 //! it in the store. A *pack* is an object in the store with many compressed and encrypted chunks.
 //! The *shared tenant* owns the stock templates, which all tenants may read. A *frame* is a
 //! compressed and encrypted chunk in a pack.
+//!
+//! A bundle is a cache: it is written after the manifest, and a missing, old or damaged bundle is
+//! ignored. Its locations may be older than the locations of the snapshot. A fetch that does not
+//! find a pack reads the current locations. A collection removes a bundle together with its
+//! snapshot.
 
 use crate::cache::LayerCache;
 use crate::data_keys::Hash;

@@ -1,12 +1,12 @@
 //! Names of snapshots: maps an id, chosen by a host, to the root of the content.
 //!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
+//!
 //! The object `names/<keyed hash of the id>/<root>` is encrypted, and authenticated together with
 //! this object name. Only a host with the tenant's keys can therefore name a snapshot. A snapshot
 //! that has a name is not collected, even after [`SharedStore::remove`], because two ids may name
 //! the same content.
-//!
-//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys.
 
 use crate::data_keys::Hash;
 use crate::shared_store::SharedStore;

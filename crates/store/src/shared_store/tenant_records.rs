@@ -1,17 +1,17 @@
 //! Records of tenants with their wrapped secrets, and rotation of their keys.
 //!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys. A *pack* is an object in the store with many compressed and
+//! encrypted chunks. The *data keys* of a tenant hash and encrypt its objects. A rotation adds a
+//! *generation* of data keys, which are derived from a secret. The secrets are stored *wrapped*:
+//! encrypted with a master key.
+//!
 //! A record is the encrypted object `tenants/<keyed hash of the name>/<version>`. Its content
 //! repeats the version, except in the first record. Records are never overwritten: the latest
 //! version is valid, and two hosts that write the same version conflict. Each host remembers the
 //! latest version that it has seen ([`crate::VersionMemory`]). Generations of data keys are never
 //! removed, so that all objects remain readable. After a change of the master key, the secrets are
 //! wrapped again without changing any pack.
-//!
-//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys. A *pack* is an object in the store with many compressed and
-//! encrypted chunks. The *data keys* of a tenant hash and encrypt its objects. A rotation adds a
-//! *generation* of data keys, which are derived from a secret. The secrets are stored *wrapped*:
-//! encrypted with a master key.
 
 use crate::data_keys::{DataKeys, hex, random, to_hex};
 use crate::envelope::TenantId;

@@ -1,15 +1,15 @@
 //! Repacking: moves live chunks of mostly dead or damaged packs to new packs.
 //!
-//! New packs are written first, then the locations of the snapshots that used the old packs. Both
-//! sets of locations are valid throughout: an interrupted collection leaves only packs that the
-//! next one collects. An old pack without users is condemned, so that no push reuses it. If a push
-//! in progress already reuses the pack, its lease lists the pack and protects it.
-//!
 //! A *chunk* is 64 KiB of memory or of a disk. A *collection* removes objects that no snapshot
 //! needs. It first *condemns* an object, and a later collection removes the object. A *pack* is an
 //! object in the store with many compressed and encrypted chunks. A *frame* is a compressed and
 //! encrypted chunk in a pack. A *lease* is an object that protects the objects of a push in
 //! progress.
+//!
+//! New packs are written first, then the locations of the snapshots that used the old packs. Both
+//! sets of locations are valid throughout: an interrupted collection leaves only packs that the
+//! next one collects. An old pack without users is condemned, so that no push reuses it. If a push
+//! in progress already reuses the pack, its lease lists the pack and protects it.
 
 use super::mark::{Leases, Marked, PackUse};
 use super::objects::{ObjectName, StoredObjects};
