@@ -339,7 +339,8 @@ impl Coordinator {
                 if is_registration {
                     self.answer_registration(now, row, effects);
                 } else {
-                    // The command is acknowledged before the next heartbeat of the host.
+                    // The drain or undrain of an operator takes effect at once. Otherwise, the
+                    // scheduler would learn the new state with the next heartbeat of the host.
                     let is_draining = row.state != MemberState::Up;
                     self.scheduler.set_draining(row.id.host(), is_draining);
                 }

@@ -1,6 +1,5 @@
 //! Interface of the state machine [`crate::Member`]: the events that its caller reports, and the
-//! effects that the caller must execute. The documentation of the crate explains the terms (term,
-//! epoch, verdict, head, row).
+//! effects that the caller must execute.
 //!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
 //! *epoch* of a member lasts from its registration with the coordinator until the coordinator
@@ -8,7 +7,9 @@
 //! not. A *verdict* is the decision that an epoch is dead. The record of a *shard* (a part of the
 //! fleet's sandboxes) names the members and the coordinator.
 //!
-//! The *head* of a sandbox is the record that decides which member may run the sandbox.
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. A *row* is
+//! the entry of one sandbox in the coordinator's *directory*, which lists the hosts of all
+//! sandboxes.
 
 use crate::directory::{DirectoryError, Row, SandboxHash};
 use crate::ids::{Epoch, MemberId, Owner, Term, Version, WriteId};
@@ -131,8 +132,8 @@ pub enum Effect {
     /// The verdict on an epoch is committed in the record of the shard. Other members may now claim
     /// the sandboxes of this epoch.
     Verdict(Owner),
-    /// Mass silence has started or ended. While it lasts, silence leads to no verdict unless an
-    /// operator confirms the death.
+    /// Mass silence, in which more than half of the members send no heartbeats, has started or
+    /// ended. While it lasts, silence leads to no verdict unless an operator confirms the death.
     MassSilence {
         /// Number of members without a recent heartbeat ([`crate::Timing::unacknowledged`]). Zero
         /// if the mass silence has ended.
@@ -165,7 +166,7 @@ pub enum Effect {
     Regressed {
         /// Term of the record.
         term: Term,
-        /// Number of the record.
+        /// Number of replacements of the record so far.
         seq: u64,
     },
 }

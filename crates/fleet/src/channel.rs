@@ -3,7 +3,8 @@
 //! A member has one listener ([`Server`]) and connects to other members with a [`Client`]. Both use
 //! the member's [`Identity`]. The certificate of a peer determines its member id.
 //!
-//! The channel has three uses:
+//! A *front* is a machine without sandboxes that passes requests of clients to the members. The
+//! channel has three uses:
 //! - *Messages* ([`Client::message`], [`MessageHandler`]): at most [`MAX_MESSAGE_BYTES`] in each
 //!   direction, with a time limit.
 //! - *Requests* ([`Client::request`], [`Handler`]): bodies of any length in both directions.

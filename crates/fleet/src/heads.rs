@@ -4,8 +4,8 @@
 //!
 //! A head changes by conditional replacements only. A host publishes the head when the snapshot of
 //! a pause is in the store. The *root* of a snapshot is the digest by which the store identifies
-//! it. It claims the head before a resumed guest receives its identity, and marks it when the
-//! sandbox is killed. Of two hosts that claim one head, exactly one succeeds.
+//! it. The host claims the head before a resumed guest receives its identity, and marks the head
+//! when the sandbox is killed. Of two hosts that claim one head, exactly one succeeds.
 //!
 //! The outcome of a write may be unknown. The host then drops the guest, and repeats the same write
 //! in the background until the outcome is known. If the write has made this host the owner, the
@@ -70,7 +70,7 @@ pub struct Heads {
 pub struct StoredSandbox {
     /// Id of the snapshot of its last stored pause.
     pub snapshot: String,
-    /// Record of the sandbox, as the host wrote it that stored it.
+    /// Record of the sandbox, written by the host that stored the pause.
     pub record: String,
 }
 

@@ -26,6 +26,7 @@ use presence::{BootId, PersistTask, Presence};
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Attempts at opening a layer that is concurrently evicted.
 const OPEN_ATTEMPTS: usize = 16;
+/// Unit of [`MetadataExt::blocks`] in bytes.
 const BLOCK_BYTES: u64 = 512;
 /// Number of bytes evicted when a layer cannot be created because the file system is full.
 const PLACE_BYTES: u64 = 16 << 20;
@@ -45,7 +46,8 @@ pub struct CachedLayer {
     data: File,
     bytes: u64,
     presence: Presence,
-    /// Bytes that may be written before the cache must evict other layers.
+    /// Bytes that may still be written to the layer without freeing space:
+    /// [`LayerCache::make_place`] has freed the space before.
     reserved: AtomicU64,
     arrived: Notify,
 }

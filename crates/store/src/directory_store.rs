@@ -44,7 +44,8 @@ pub(crate) struct DirectoryMissing {
 
 /// Additional check that the directory of a store exists, for a process in a separate mount
 /// namespace. There the directory may remain visible after the host has unmounted the file system.
-/// Empty until the process, which opens the store before, has entered that namespace.
+/// The cell is empty until the process has entered that namespace, because the process opens the
+/// store before.
 pub type DirectoryCheck = Arc<OnceLock<Box<dyn Fn() -> io::Result<()> + Send + Sync>>>;
 
 /// Directory that contains a store. It may appear later, for example by a mount.

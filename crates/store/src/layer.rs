@@ -1,6 +1,7 @@
 //! Part of a snapshot: a layer of memory or of a disk, device state or a file.
 //!
-//! A *chunk* is 64 KiB of memory or of a disk.
+//! A *chunk* is 64 KiB of memory or of a disk. The *ancestors* of a snapshot are the snapshots on
+//! which it is based. The *root* of a part or snapshot is the hash that identifies its content.
 //!
 //! | offset | bytes | content |
 //! |---|---|---|

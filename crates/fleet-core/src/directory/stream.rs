@@ -1,5 +1,6 @@
-//! Transfer of directory rows from members to the coordinator. A row states host and state of one
-//! sandbox, whose id is replaced by a hash.
+//! Transfer of directory rows from members to the coordinator. A *member* is the daemon of one host
+//! of a fleet. The *coordinator* is the member whose *directory* lists the hosts of all sandboxes.
+//! A row states host and state of one sandbox, whose id is replaced by a hash.
 //!
 //! A member numbers its changes. The coordinator applies them in order; after a gap it requests a
 //! full list. A list is sent in pages in the order of the hashes. The coordinator requests each

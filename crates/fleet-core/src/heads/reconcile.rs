@@ -58,7 +58,8 @@ pub fn reconcile(me: MemberId, held: &HeldSandbox, head: Option<&Head>) -> Recon
         HeadState::Running(owner) if owner.member == me && is_current => Reconciliation::Adopt,
         HeadState::Running(owner) if owner.member == me && held.revision < Some(head.revision) => {
             // This member claimed the sandbox but did not start a guest, or the answer to its
-            // adoption was lost.
+            // adoption was lost. Without a guest, the stored snapshot suffices: a later resume
+            // claims the sandbox again.
             if held.is_running || held.root.is_none() {
                 Reconciliation::Adopt
             } else {

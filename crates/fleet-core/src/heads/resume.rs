@@ -68,7 +68,7 @@ pub enum ResumeAnswer {
     /// The sandbox runs on another member: forward the request.
     Forward(Owner),
     /// The host of the sandbox was lost. The client must explicitly request a resume from the
-    /// stored state, which may be older.
+    /// stored state, which may be older than the last state on the lost host.
     HostLost(Owner),
     /// The sandbox was killed.
     Killed,

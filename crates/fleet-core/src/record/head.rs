@@ -1,6 +1,6 @@
-//! [`Head`]: the record that decides which member may run a sandbox. It names the owner, the state
-//! and the newest stored snapshot. Each change is a conditional replace, and increments the
-//! revision.
+//! [`Head`]: the record that decides which member may run a sandbox. It names the *owner* (the
+//! member that runs the sandbox, with its epoch), the state and the newest stored snapshot. Each
+//! change is a conditional replacement, and increments the *revision*.
 
 use super::{Checked, Format, RecordError, UnknownFields, check_text, decode, encode, rule};
 use crate::ids::{Digest, MAX_REVISION, MemberId, Owner, Revision, SandboxId};

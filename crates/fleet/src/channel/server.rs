@@ -359,8 +359,9 @@ fn answer(result: Result<Bytes, Rejected>) -> Response<Body> {
     }
 }
 
-/// Returns some time after a member is no longer served. Its requests are rejected at once, and its
-/// streams, which can last for days, end with the connection.
+/// Returns when `check` no longer permits a member, at most [`CHECK_INTERVAL`] later. New requests
+/// of the member are rejected at once in any case. The caller then closes the connection, which
+/// also ends streams that could last for days.
 async fn until_rejected(check: PeerCheck, member: MemberId) {
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;

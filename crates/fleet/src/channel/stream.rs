@@ -24,10 +24,12 @@ const CHUNK_BYTES: usize = 32 << 10;
 /// Stream of bytes to another member. Each direction ends on its own: `shutdown` ends the writes.
 /// If the stream is dropped before `shutdown`, the peer reads an error instead of the end.
 pub struct Stream {
+    /// Body that contains the bytes of the peer.
     incoming: Body,
     /// Rest of the last received chunk, which the reader has not taken yet.
     chunk: Bytes,
     outgoing: PollSender<Bytes>,
+    /// Set by `shutdown`: the queue then ends without an error.
     is_complete: Arc<AtomicBool>,
 }
 

@@ -220,7 +220,7 @@ impl State {
     }
 }
 
-/// Checks that a part contains all commits that its index promises.
+/// Checks that a part contains all commits up to `folded`, the number that the index states for it.
 pub(super) fn check_folded(
     part: Option<TablePart>,
     key: &crate::RecordKey,

@@ -84,7 +84,8 @@ impl Backend {
         if self.create(CHECKED, content()?).await? {
             return Err(ignored());
         }
-        // Other hosts may check concurrently. Their writes are as good as this host's.
+        // Other hosts may check concurrently. A replacement that loses against their writes also
+        // proves that the store compares versions.
         let replaced = self.replace(CHECKED, content()?, &current, MAX_CHECKED_BYTES);
         if let Written::Lost(None) = replaced.await? {
             return Err(ignored());

@@ -1,7 +1,8 @@
-//! Presence bitmaps of a layer, and locks of chunks that are being fetched. File `<root>.present`.
+//! Presence bitmaps of a layer, and locks of chunks that are being fetched. The bitmaps are in the
+//! file `<root>.present`, where *root* is the hash that identifies the content of the layer.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. A *chunk* is 64 KiB of memory or of a disk.
 //!
 //! | offset | bytes | content |
 //! |---|---|---|

@@ -1,14 +1,14 @@
 //! Local record of the modules that this host holds in the store: `<home>/store/modules`.
 //!
+//! A *module* is the WebAssembly program of a function. A host *holds* a module while a function of
+//! this host needs it. Garbage collection removes modules that no host holds. A *tenant* is an
+//! owner of snapshots in the store, usually an API key. The objects of a tenant are encrypted with
+//! its keys. The *root* of a snapshot is the hash that identifies it in the store.
+//!
 //! ```text
 //! host                        random id of this data directory
 //! <tenant>/<digest>.json      a module; written before the module is pushed
 //! ```
-//!
-//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys. The *root* of a snapshot is the hash that identifies it in the
-//! store. A *module* is the WebAssembly program of a function. A host *holds* a module while a
-//! function of this host needs it. Garbage collection removes modules that no host holds.
 
 use crate::Hash;
 use crate::host::fetch_grants::hash;

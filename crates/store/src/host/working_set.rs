@@ -4,7 +4,8 @@
 //! A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a memory or disk that one
 //! snapshot stores: the content that differs from its ancestors.
 //!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. The *working set* of
+//! a snapshot is the memory that a restored guest touches first.
 
 use crate::host::FoundSnapshot;
 use crate::{Layer, LayerKind, RunKind};

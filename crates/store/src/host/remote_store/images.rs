@@ -23,7 +23,8 @@ fn name(id: &str) -> String {
 impl RemoteStore {
     /// Stores an image of `owner` (the id of an API key, or `None` for the host's owner). Chunks
     /// that this host stored recently are not sent again. Calls `record` with the root of the image
-    /// before anything is stored: a later [`Self::remove_image`] with this root leaves nothing.
+    /// before the first write. After an interrupted call, [`Self::remove_image`] with this root
+    /// removes everything that was stored.
     pub async fn store_image(
         &self,
         owner: Option<&str>,

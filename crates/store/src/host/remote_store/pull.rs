@@ -41,7 +41,7 @@ pub struct FoundSnapshot {
     pub shared: bool,
     /// Content in the store.
     pub remote: RemoteSnapshot,
-    /// Chunks that were just verified and written to the cache.
+    /// Chunks that were read from a resume bundle, verified and written to the cache.
     pub(crate) written: Arc<WrittenChunks>,
 }
 
