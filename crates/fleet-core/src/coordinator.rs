@@ -86,7 +86,9 @@ pub(crate) struct Coordinator {
     draft: ShardRecord,
     /// Size in bytes of each row of the draft in the encoded record, whose total is limited.
     row_bytes: BTreeMap<MemberId, usize>,
+    /// Replacement of the record whose outcome is unknown.
     in_flight: Option<InFlight>,
+    /// Number of the next replacement.
     next_write: u64,
     next_renew: Millis,
     next_judge: Millis,

@@ -76,7 +76,9 @@ pub struct Member {
     reading: Option<Millis>,
     next_read: Millis,
     next_heartbeat: Millis,
+    /// Number of heartbeats sent so far.
     heartbeats: u64,
+    /// Number of registrations sent so far.
     registrations: u64,
     /// Number and time of each heartbeat that was sent and not acknowledged, oldest first.
     sent: VecDeque<(u64, Millis)>,
@@ -85,6 +87,7 @@ pub struct Member {
     deadline: Option<Millis>,
     /// Time of the last acknowledgement. The shard's record is read only if this time is long ago.
     acknowledged: Millis,
+    /// Write by which this member becomes the coordinator. `None` if it attempts none.
     takeover: Option<Takeover>,
     next_write: u64,
     /// State of the coordinator, while this member has that role.

@@ -21,7 +21,9 @@ const FORGOTTEN_MS: u64 = 600_000;
 /// Share of one budget on this member.
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
+    /// Amount that this member may use.
     share: u64,
+    /// Amount that its sandboxes use.
     in_use: u64,
     /// Number of the latest grant.
     grant: GrantNumber,

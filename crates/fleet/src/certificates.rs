@@ -15,6 +15,7 @@ use rustls::pki_types::pem::PemObject;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
+/// One day.
 const DAY: Duration = Duration::from_secs(86_400);
 /// Validity of the authority's certificate.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(20 * 365 * 86_400);

@@ -50,6 +50,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval of the pings on each connection. A peer that does not answer within
 /// [`PING_TIMEOUT`] counts as lost.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum time for the answer to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of bytes that a peer sends on a stream before the receiver has consumed them.
 const STREAM_WINDOW: u32 = 256 << 10;

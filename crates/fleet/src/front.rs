@@ -44,6 +44,7 @@ pub struct FrontHost {
 /// Request of a front.
 #[derive(Debug, Serialize, Deserialize)]
 struct Request {
+    /// Version of the format.
     format: u32,
     /// Request for a certificate (PEM), if the front needs another one.
     certificate_request: Option<String>,
@@ -126,6 +127,7 @@ pub struct KnownHosts(Arc<State>);
 struct State {
     home: PathBuf,
     hosts: RwLock<Arc<Vec<FrontHost>>>,
+    /// Index of the host that the next connection tries first.
     next: AtomicUsize,
 }
 

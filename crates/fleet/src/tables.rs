@@ -84,6 +84,7 @@ struct Shared {
     records: Arc<SealedRecords>,
     peers: Arc<dyn Peers>,
     clock: Clock,
+    /// Maximum duration of a change.
     change_timeout: Duration,
     state: RwLock<State>,
     /// Held while parts are read.

@@ -13,10 +13,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Start of each token.
 const PREFIX: &str = "jft_";
+/// Length in bytes of the id of a token.
 const ID_BYTES: usize = 10;
+/// Length in bytes of the code that only members can compute.
 const CODE_BYTES: usize = 10;
+/// Length in bytes of the fingerprint of the authority.
 const FINGERPRINT_BYTES: usize = 16;
+/// Length in bytes of the checksum at the end of a token.
 const CHECKSUM_BYTES: usize = 2;
+/// Length in bytes of a token before its encoding as text.
 const TOKEN_BYTES: usize = ID_BYTES + CODE_BYTES + FINGERPRINT_BYTES + CHECKSUM_BYTES;
 /// Default validity.
 pub const DEFAULT_VALIDITY: Duration = Duration::from_secs(3600);

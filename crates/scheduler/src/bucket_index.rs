@@ -37,14 +37,18 @@ fn group_of(amount: u32) -> usize {
 /// Place of a host in an index.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Slot {
+    /// Number of the bucket.
     bucket: u32,
+    /// Number of the group in the bucket.
     group: u32,
+    /// Index of the host in the list of its group.
     position: u32,
 }
 
 /// Hosts with nearly equal amounts of the first resource.
 #[derive(Debug)]
 struct Bucket {
+    /// Numbers of the hosts of each group.
     groups: [Vec<u32>; GROUPS],
     /// Bit for each group that has a host.
     non_empty: u64,

@@ -18,13 +18,16 @@ pub struct MemberId(pub u32);
 /// Share of one member.
 #[derive(Debug, Clone, Copy, Default)]
 struct Share {
+    /// Amount that the member may use.
     granted: u64,
+    /// Amount that its sandboxes use.
     in_use: u64,
 }
 
 /// Shares of the budget of one owner.
 #[derive(Debug)]
 pub struct BudgetShares {
+    /// Maximum sum of all shares.
     limit: u64,
     shares: BTreeMap<MemberId, Share>,
     /// False until a new coordinator knows the shares of its predecessor from the reports of all

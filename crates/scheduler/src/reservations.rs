@@ -24,6 +24,7 @@ pub struct Reservation {
 /// All reservations. All of them have the same duration, so that they expire in order.
 #[derive(Debug, Default)]
 pub struct Reservations {
+    /// Number of the next reservation.
     next: u64,
     /// Reservations that are neither confirmed nor expired.
     open: HashMap<ReservationId, Reservation>,

@@ -67,12 +67,12 @@ pub struct Scheduler {
     hosts: Vec<Option<HostEntry>>,
     /// Numbers of removed hosts.
     gaps: Vec<u32>,
-    /// Positions of hosts by id.
+    /// Numbers of hosts in the indexes, by id.
     numbers: HashMap<HostId, u32>,
     classes: Vec<Class>,
     /// Place of each host in the indexes of its class, for each of [`ORDERS`].
     slots: [Vec<Slot>; 2],
-    /// Hosts that have a template.
+    /// Numbers of the hosts that have a template.
     templates: HashMap<TemplateId, Vec<u32>>,
     reservations: Reservations,
     /// Sums over the hosts that accept sandboxes, for each of [`ORDERS`].

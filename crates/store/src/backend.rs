@@ -106,7 +106,9 @@ pub struct Backend {
     permits: Semaphore,
     /// Held during a replacement in a store without conditional replace (see `put_once`).
     replacing: Mutex<()>,
+    /// Limit of uploads. `None` if they are unlimited.
     upload: Option<Bandwidth>,
+    /// Limit of downloads. `None` if they are unlimited.
     download: Option<Bandwidth>,
     counters: Arc<Counters>,
 }

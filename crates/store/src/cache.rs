@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 pub(crate) use presence::ChunkLocks;
 use presence::{BootId, PersistTask, Presence};
 
+/// File with the kernel's id of the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Attempts at opening a layer that is concurrently evicted.
 const OPEN_ATTEMPTS: usize = 16;
@@ -35,6 +36,7 @@ const PLACE_BYTES: u64 = 16 << 20;
 #[derive(Debug)]
 pub struct LayerCache {
     dir: PathBuf,
+    /// Maximum disk space of all layers, in bytes.
     max_bytes: u64,
     boot: BootId,
 }
@@ -44,6 +46,7 @@ pub struct LayerCache {
 pub struct CachedLayer {
     path: PathBuf,
     data: File,
+    /// Length of the layer in bytes.
     bytes: u64,
     presence: Presence,
     /// Bytes that may still be written to the layer without freeing space:

@@ -12,6 +12,7 @@ use zeroize::Zeroizing;
 pub const HASH_BYTES: usize = 32;
 /// Number of bytes that encryption adds: nonce and tag.
 pub const SEAL_BYTES: usize = NONCE_BYTES + 16;
+/// Length in bytes of the nonce of XChaCha20.
 const NONCE_BYTES: usize = 24;
 
 /// Keyed BLAKE3 hash of a chunk, a layer or a manifest.

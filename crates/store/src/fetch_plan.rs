@@ -21,6 +21,7 @@ const MIN_RANGE_BYTES: u64 = 256 << 10;
 /// Requested chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChunkRequest {
+    /// Number of the chunk in its part.
     pub number: u64,
     pub hash: Hash,
     pub location: Location,

@@ -2,6 +2,9 @@
 //! keys of tenants are derived. The locator is a secret from which object names and the encryption
 //! of tenant records are derived.
 //!
+//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
+//! are encrypted with its keys.
+//!
 //! ```toml
 //! locator = "64 hexadecimal digits, permanently the same on all hosts"
 //! current = "k2"
@@ -12,9 +15,6 @@
 //! k1 = "64 hexadecimal digits"
 //! k2 = "64 hexadecimal digits"
 //! ```
-//!
-//! A *tenant* is an owner of snapshots in the store, usually an API key. The objects of a tenant
-//! are encrypted with its keys.
 
 use crate::data_keys::{hex, open, seal};
 use crate::{FormatError, Hash, KeyBroker, StoreError};
@@ -29,9 +29,11 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use zeroize::Zeroizing;
 
+/// Maximum size in bytes of a key file.
 const MAX_KEY_FILE_BYTES: u64 = 1 << 20;
 /// Maximum length in bytes of a wrapped secret.
 pub(crate) const MAX_WRAPPED_BYTES: usize = 4096;
+/// Maximum duration of the command that wraps or unwraps a secret.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Content of a key file.
@@ -39,6 +41,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 #[serde(deny_unknown_fields)]
 struct KeyFile {
     locator: Zeroizing<String>,
+    /// Name of the master key that wraps new secrets.
     current: String,
     #[serde(default)]
     command: Vec<String>,

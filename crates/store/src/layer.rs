@@ -28,10 +28,13 @@ pub const LEAF_HASHES: usize = 1024;
 pub const MAX_LAYER_BYTES: u64 = 16 << 40;
 /// Maximum number of stored chunks of a layer: 512 GiB.
 pub const MAX_LAYER_CHUNKS: usize = 8 << 20;
+/// Maximum number of runs of a part.
 const MAX_RUNS: usize = 16 << 20;
+/// Maximum length of the name of a part.
 const MAX_NAME_BYTES: usize = 255;
 /// Length in bytes of a layer without runs and hashes, and with a name of one byte.
 pub(crate) const MIN_LAYER_BYTES: usize = 4 + 4 + 8 + 2 + 1 + 4 + 4;
+/// Length in bytes of an encoded run.
 const RUN_BYTES: usize = 8;
 
 /// Kind of a part.

@@ -19,9 +19,13 @@ use std::collections::HashMap;
 
 /// Maximum size in bytes of an object of locations.
 pub const MAX_LOCATIONS_BYTES: u64 = 256 << 20;
+/// Maximum number of packs that contain the chunks of a snapshot.
 const MAX_PACKS: usize = 1 << 20;
+/// Maximum number of chunks of a snapshot.
 const MAX_CHUNKS: usize = 16 << 20;
+/// Length in bytes of the entry of a chunk.
 const CHUNK_LOCATION_BYTES: usize = 12;
+/// First bytes of an object of locations.
 const LOCATIONS_MAGIC: [u8; 8] = *b"JIFFYLOC";
 
 /// Location of a chunk.

@@ -39,6 +39,7 @@ pub const MAX_LINEAGE: usize = 256;
 pub const MAX_PARTS: usize = 1024;
 /// Maximum number of chunks of a working set: 64 GiB.
 pub const MAX_WORKING_SET: usize = 1 << 20;
+/// First bytes of a manifest.
 pub(crate) const MANIFEST_MAGIC: [u8; 8] = *b"JIFFYMAN";
 
 /// Engine that isolated the guest.

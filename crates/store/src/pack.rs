@@ -37,10 +37,15 @@ pub const MAX_FRAME_BYTES: usize = CHUNK_BYTES as usize + 1 + SEAL_BYTES;
 /// Maximum length in bytes of the index of a pack.
 pub const MAX_INDEX_BYTES: usize = MAX_PACK_FRAMES * ENTRY_BYTES + SEAL_BYTES;
 
+/// First bytes of a pack.
 pub(crate) const PACK_MAGIC: [u8; 8] = *b"JIFFYPAK";
+/// Magic number in the trailer of a pack.
 const END_MAGIC: [u8; 8] = *b"JIFFYEND";
+/// First byte of the plain text of a frame: the chunk is not compressed.
 const RAW: u8 = 0;
+/// First byte of the plain text of a frame: the chunk is compressed with zstd.
 const ZSTD: u8 = 1;
+/// Compression level of zstd: the fastest one of the usual levels.
 const ZSTD_LEVEL: i32 = 1;
 
 /// Random id of a pack.

@@ -33,11 +33,13 @@ pub const MAX_BUNDLED_BYTES: usize = 16 << 20;
 pub const MAX_BUNDLED_DOCUMENTS: usize = 16 << 20;
 /// Maximum number of chunks.
 pub const MAX_BUNDLED_CHUNKS: usize = 1 << 16;
+/// Length in bytes of the entry of a chunk.
 const CHUNK_ENTRY_BYTES: usize = 16;
 /// Maximum size of a bundle in bytes, with 4,096 bytes for lengths, counts and encryption.
 pub(crate) const MAX_BUNDLE_BYTES: u64 =
     (MAX_BUNDLED_BYTES + MAX_BUNDLED_DOCUMENTS + MAX_BUNDLED_CHUNKS * CHUNK_ENTRY_BYTES + 4096)
         as u64;
+/// First bytes of a bundle.
 const BUNDLE_MAGIC: [u8; 8] = *b"JIFFYRES";
 
 /// Objects of a snapshot.

@@ -8,7 +8,9 @@ use tokio::time::Instant;
 /// Clock of one request to the store over all its attempts.
 #[derive(Debug)]
 pub(crate) struct StallClock {
+    /// Maximum time without a received byte in one attempt.
     attempt_limit: Duration,
+    /// Maximum time without a received byte over all attempts.
     limit: Duration,
     times: Mutex<Times>,
 }

@@ -122,6 +122,7 @@ enum State {
 /// Resume of a sandbox.
 #[derive(Debug)]
 pub struct Resume {
+    /// True to use the stored state although the lost host of the sandbox may have a newer one.
     from_stored: bool,
     state: State,
     writer: Writer,

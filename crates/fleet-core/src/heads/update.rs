@@ -85,6 +85,7 @@ pub struct HeadUpdate {
     id: SandboxId,
     purpose: Purpose,
     writer: Writer,
+    /// Time at which the head is read again. `None` if no read is planned.
     read_at: Option<Millis>,
     /// Wall clock at the last event.
     wall_ms: u64,

@@ -14,10 +14,13 @@ const REPEAT_MS: u64 = 500;
 /// Writes of one operation, of which at most one is in flight.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
+    /// Write whose outcome is unknown. `None` if there is none.
     current: Option<HeadWrite>,
+    /// Time of the next attempt. `None` if no attempt is planned.
     repeat_at: Option<Millis>,
     /// True if an earlier attempt of the current write may still arrive at the store.
     is_uncertain: bool,
+    /// Number of writes so far.
     count: u64,
 }
 

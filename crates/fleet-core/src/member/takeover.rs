@@ -28,9 +28,11 @@ pub(super) struct Takeover {
     pub write: WriteId,
     pub record: ShardRecord,
     pub expected: Version,
+    /// Time of the first attempt.
     pub first_sent: Millis,
     /// True if an earlier attempt of the write may still arrive at the store.
     pub is_uncertain: bool,
+    /// Time of the next attempt. `None` if no attempt is planned.
     pub repeat_at: Option<Millis>,
 }
 

@@ -46,7 +46,9 @@ pub(super) struct Connections(Mutex<Counters>);
 struct Counters {
     /// Open connections by address, including the connections of members.
     by_address: HashMap<IpAddr, usize>,
+    /// Connections whose peer has not presented a certificate of the fleet yet.
     unauthenticated: usize,
+    /// Connections of members.
     members: usize,
 }
 

@@ -119,6 +119,7 @@ pub struct Server {
     routes: BTreeMap<String, Route>,
     /// Complete paths that fronts may request.
     for_fronts: BTreeSet<String>,
+    /// Handler of join requests. `None` if this listener accepts none.
     join: Option<Arc<dyn JoinHandler>>,
 }
 

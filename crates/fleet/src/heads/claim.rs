@@ -17,6 +17,7 @@ use std::sync::Arc;
 /// Claimed sandbox. Dropping the claim releases the sandbox, unless [`Self::retain`] was called.
 #[must_use]
 pub struct Claim {
+    /// `None` after the sandbox was retained or released.
     held: Option<Held>,
 }
 

@@ -47,6 +47,7 @@ struct State {
 /// is removed. It must therefore receive the addition.
 #[derive(Debug, Default)]
 struct Changes {
+    /// Latest state of the row, if it was added or changed.
     put: Option<Row>,
     is_removed: bool,
 }

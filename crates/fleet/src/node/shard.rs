@@ -21,6 +21,7 @@ pub(super) struct ShardFile {
     key: RecordKey,
     fleet: FleetId,
     shard: ShardId,
+    /// Latest versions of the record, oldest first.
     known: VecDeque<Record>,
     /// Latest write. It is sent again with the same bytes if its outcome is unknown.
     pending: Option<(WriteId, PendingWrite)>,

@@ -31,6 +31,7 @@ pub enum Fault {
 struct State {
     /// Records with their versions.
     records: BTreeMap<RecordKey, (u64, Bytes)>,
+    /// Number of writes, from which versions follow.
     writes: u64,
     /// Requests of all clients.
     requests: u64,
@@ -46,7 +47,9 @@ struct State {
 #[derive(Debug, Clone)]
 pub struct MemoryRecords {
     state: Arc<Mutex<State>>,
+    /// Maximum duration of one attempt.
     attempt: Duration,
+    /// Maximum duration of a call with all its attempts.
     call: Duration,
 }
 

@@ -30,6 +30,7 @@ pub struct SealedRecords {
 pub struct Record {
     /// Decrypted content.
     pub content: Vec<u8>,
+    /// Number of writes of the record, which is encrypted with the content.
     counter: u64,
     version: Version,
 }
@@ -56,6 +57,7 @@ pub struct PendingWrite {
     key: RecordKey,
     value: Bytes,
     content: Vec<u8>,
+    /// Counter of the record after the write.
     counter: u64,
     /// Version that the write replaces. `None` if the record must not exist.
     expected: Option<Version>,

@@ -85,6 +85,7 @@ pub(super) struct Staged<'a> {
     state: &'a State,
     /// Number of the commit.
     number: u64,
+    /// Time of the changes, in milliseconds since 1970.
     now_ms: u64,
     /// Changed rows.
     rows: BTreeMap<RowKey, Row>,

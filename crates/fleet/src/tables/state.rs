@@ -16,6 +16,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 struct Held {
     row: Arc<Row>,
+    /// Size of the encoded row in bytes.
     bytes: u32,
 }
 

@@ -73,6 +73,7 @@ pub(super) struct Writer {
     pub held: Option<Held>,
     /// Requests that wait for the next commit.
     queue: VecDeque<WriteRequest>,
+    /// Time of the last commit. `None` before the first one.
     last_commit: Option<Instant>,
 }
 

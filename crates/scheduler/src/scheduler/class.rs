@@ -9,6 +9,7 @@ use crate::{CpuLevel, EngineSet, HostSpec, Label, PlacementRequest, Rejection};
 pub struct Properties {
     engines: EngineSet,
     cpu_level: CpuLevel,
+    /// Further processor features, as bits whose meaning the caller of the scheduler defines.
     cpu_features: u64,
     /// Sorted.
     labels: Vec<Label>,

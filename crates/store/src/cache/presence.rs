@@ -35,9 +35,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 
+/// First bytes of the file.
 const MAGIC: [u8; 8] = *b"JIFFYPRE";
+/// Version of the format.
 const VERSION: u32 = 2;
+/// Length of the header in bytes, after which the bitmaps follow.
 const HEADER_BYTES: usize = 64;
+/// Offset of the id of the boot.
 const BOOT_AT: usize = 24;
 /// Offset of the lock of the bitmaps.
 const BITMAPS_LOCK: u64 = 1 << 40;

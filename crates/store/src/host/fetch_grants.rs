@@ -26,8 +26,11 @@ pub const GRANTS_DIRECTORY: &str = "fetch";
 
 /// Maximum size in bytes of a grant: far more than the layers of any restore need.
 const MAX_GRANT_BYTES: u64 = 1 << 20;
+/// End of the name of a grant.
 const GRANT_SUFFIX: &str = ".grant";
+/// End of the name of the socket that belongs to a grant.
 const SOCKET_SUFFIX: &str = ".sock";
+/// End of the name of a grant that is being written.
 const NEW_SUFFIX: &str = ".new";
 /// Backlog of the listening socket, larger than the number of connections that occur.
 const BACKLOG: i32 = 8;

@@ -47,6 +47,7 @@ pub struct RemoteStore {
     index_cache: PathBuf,
     reader_book: PathBuf,
     module_book: PathBuf,
+    /// Key file that was created when the store was opened. `None` if the file existed.
     made_keys: Option<PathBuf>,
     /// Opened tenants by name.
     tenants: Mutex<HashMap<String, OpenTenant>>,
@@ -59,6 +60,7 @@ pub struct RemoteStore {
 #[derive(Debug)]
 struct OpenTenant {
     tenant: Arc<Tenant>,
+    /// Time at which the secrets were unwrapped.
     opened: Instant,
 }
 

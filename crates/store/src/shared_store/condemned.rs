@@ -20,8 +20,11 @@ pub(crate) type Condemned = BTreeMap<String, i64>;
 
 /// Maximum number of entries of a list that is not divided.
 const MAX_SINGLE: usize = 8192;
+/// Number of parts of a divided list.
 const PARTS: u16 = 1024;
+/// Key of the list.
 const LIST: &str = "gc/condemned";
+/// Prefix of the keys of the parts.
 const PART_FOLDER: &str = "gc/condemned-parts";
 
 /// Content of `gc/condemned`.
@@ -46,6 +49,7 @@ struct Divided {
 #[derive(Debug, Default)]
 pub(crate) struct ReadCondemned {
     pub all: Condemned,
+    /// True if the list in the store is divided into parts.
     is_divided: bool,
 }
 

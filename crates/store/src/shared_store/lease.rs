@@ -23,7 +23,9 @@ use std::time::{Duration, Instant};
 
 /// Lifetime of a lease, by the clock of the store.
 pub const LEASE_TIME: Duration = Duration::from_secs(24 * 3600);
+/// Maximum size in bytes of the list of a lease.
 const MAX_LIST_BYTES: u64 = 256 << 20;
+/// Context that is authenticated with an encrypted list, so that no other object can replace it.
 const CONTEXT: &[u8] = b"jiffy store list";
 /// Suffix of the lists of earlier versions of Jiffy.
 pub(crate) const REUSED: &str = ".reused";

@@ -34,9 +34,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
+/// Maximum number of packs that are uploaded concurrently.
 const UPLOADS_AT_ONCE: usize = 4;
 /// Minimum number of new chunks (128 MiB) for compression with several threads.
 const PARALLEL_CHUNKS: usize = 2048;
+/// Maximum number of threads that compress chunks.
 const MAX_BUILDERS: usize = 4;
 
 /// Settings of a push.

@@ -33,6 +33,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Maximum number of ancestors that are read concurrently.
 const SNAPSHOTS_AT_ONCE: usize = 8;
 
 /// Chunks of a snapshot that were verified and written to the cache: index of the part, and number

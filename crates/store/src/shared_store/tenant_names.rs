@@ -10,6 +10,7 @@ use crate::tenant::SHARED_TENANT;
 use crate::{DamagedObject, FormatError, StoreError};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Maximum size in bytes of an object with the name of a tenant.
 const MAX_NAME_BYTES: u64 = 4096;
 
 /// Tenants of a store.

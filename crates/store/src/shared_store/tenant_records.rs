@@ -23,7 +23,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
+/// Maximum size in bytes of the record of a tenant.
 pub(crate) const MAX_RECORD_BYTES: u64 = 1 << 20;
+/// Maximum number of generations of a tenant.
 const MAX_GENERATIONS: usize = 1000;
 /// Number of record versions that are retained for hosts that have just listed them.
 const RETAINED_VERSIONS: usize = 3;

@@ -21,6 +21,7 @@ const MAX_ANSWER: usize = 8;
 /// A decision.
 #[derive(Debug)]
 pub(super) struct Entry {
+    /// Number of the decision in its term.
     pub number: u64,
     pub at: Millis,
     /// Selected host. `None` if no host was suitable.
@@ -33,6 +34,7 @@ pub(super) struct Entry {
     pub rejected: Option<String>,
     /// Former decision for the same create.
     former: Option<u64>,
+    /// Hashes of the id and the name of the sandbox.
     rows: Vec<SandboxHash>,
 }
 
@@ -42,6 +44,7 @@ pub(super) struct Decisions {
     entries: VecDeque<Entry>,
     /// Numbers of the decisions for a row.
     by_row: HashMap<SandboxHash, Vec<u64>>,
+    /// Number of the latest decision.
     next: u64,
 }
 

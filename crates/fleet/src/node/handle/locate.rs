@@ -82,6 +82,7 @@ pub(super) struct Places {
 struct Searches {
     /// Start of the interval in which they are counted.
     since: Millis,
+    /// Number of queries in this interval.
     queries: usize,
 }
 

@@ -70,13 +70,17 @@ pub(super) struct Client {
     endpoints: Vec<String>,
     /// Index of the endpoint that responded last.
     current: AtomicUsize,
+    /// User name and password. `None` without authentication.
     user: Option<(String, zeroize::Zeroizing<String>)>,
+    /// Token of the user. `None` before the first authentication.
     token: Mutex<Option<String>>,
     /// Id of the cluster. Restoring a backup creates a cluster with another id.
     cluster: Mutex<Option<u64>>,
     /// Highest revision of the cluster that this client has seen.
     revision: AtomicI64,
+    /// Maximum duration of one attempt.
     attempt: Duration,
+    /// Maximum duration of a call with all its attempts.
     call: Duration,
 }
 

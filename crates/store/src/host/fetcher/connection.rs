@@ -25,8 +25,9 @@ use tokio::sync::Semaphore;
 const MAX_FETCHES: usize = 32;
 /// Maximum time for sending an answer while the VMM does not read earlier ones.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// First and maximum backoff between attempts at fetching whole layers.
+/// First pause between attempts at fetching whole layers. Each failure doubles the pause.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
+/// Maximum pause between these attempts.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
 /// Reason for the end of a connection.

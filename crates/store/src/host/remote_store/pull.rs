@@ -26,7 +26,9 @@ pub const RECORD_PART: &str = "record.json";
 pub const MANIFEST_PART: &str = "manifest.json";
 /// Maximum size in bytes of a record or manifest.
 const MAX_DOCUMENT_BYTES: u64 = 8 << 20;
+/// Maximum number of parts that are fetched concurrently.
 const PARTS_AT_ONCE: usize = 4;
+/// Maximum number of ancestors whose manifests are fetched concurrently.
 const MANIFESTS_AT_ONCE: usize = 8;
 
 /// Snapshot that was found in the store for an owner. Its content is authentic, because a host with

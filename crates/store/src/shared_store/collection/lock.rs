@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 pub const GC_LOCK_TIME: Duration = Duration::from_secs(3600);
 /// Interval at which the holder renews its lock.
 const RENEWAL_TIME: Duration = Duration::from_secs(GC_LOCK_TIME.as_secs() / 8);
+/// Length in bytes of the content of a lock.
 const LOCK_BYTES: usize = 32;
+/// Maximum size in bytes of a lock that is read.
 const MAX_LOCK_BYTES: u64 = LOCK_BYTES as u64;
 /// Time for which a renewal is repeated while the store is unavailable.
 const RENEWAL_PATIENCE: Duration = Duration::from_secs(90);

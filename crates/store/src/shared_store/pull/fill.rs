@@ -38,6 +38,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Part of a snapshot in the cache of a host, with the locations of its absent chunks in the store.
 #[derive(Debug)]
 pub struct CachedPart {
+    /// Index of the part in the snapshot.
     number: usize,
     layer: Arc<CachedLayer>,
     cache: Arc<LayerCache>,
@@ -57,8 +58,10 @@ struct Source {
 /// Result of fetching a range.
 #[derive(Default)]
 struct Arrived {
+    /// Number of chunks that were written.
     chunks: u64,
     bytes: u64,
+    /// Size of the range that was requested from the store. 0 without a request.
     range_bytes: u64,
     /// Chunks that other fills are fetching.
     busy: Vec<u64>,
