@@ -18,6 +18,7 @@ pub struct BurstMemory {
     usual: usize,
     /// Maximum size of the stock after a burst.
     max: usize,
+    /// Time of the last use. `None` before the first one.
     last_use: Option<Instant>,
     /// Number of uses in the current burst that found the stock empty.
     missed: usize,

@@ -16,6 +16,7 @@ const MAX_LINE_BYTES: usize = 1000;
 const MAX_LINES: u32 = 200;
 /// Period in which the number of lines is limited.
 const PERIOD: Duration = Duration::from_secs(60);
+/// Maximum number of bytes that are read from a pipe at once.
 const BUFFER_BYTES: usize = 4096;
 
 /// Pipe for the messages of a process that will be started.
@@ -95,6 +96,7 @@ struct Lines<F> {
     line: Vec<u8>,
     /// Number of lines since `since`.
     count: u32,
+    /// Start of the current period.
     since: Instant,
     /// Number of lines that were dropped since the last report.
     dropped: u64,

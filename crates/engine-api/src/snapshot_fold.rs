@@ -24,6 +24,7 @@ pub enum FoldPreparation {
     Cancelled,
 }
 
+/// Function of an engine that replaces the child snapshot.
 type Commit = Box<dyn FnOnce() -> Result<FoldedLayers, EngineError> + Send>;
 
 /// Fold whose data is copied. If it is dropped before [`Self::commit`], both snapshots remain

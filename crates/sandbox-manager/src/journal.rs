@@ -31,12 +31,13 @@ use std::path::{Path, PathBuf};
 use tables::{ALL_ROWS, TableReader};
 
 /// Sandboxes or snapshots, each in its final heap allocation. A large host has many of them, and
-/// moving them would touch fresh pages.
+/// moving them would use further pages of memory.
 pub(crate) type BoxedRecords<T> = Vec<Box<T>>;
 
 /// Version of the tables. A newer version is rejected.
 const SCHEMA_VERSION: i64 = 3;
 
+/// Tables of version 1. The schemas of later versions are applied to databases of earlier versions.
 const SCHEMA_V1: &str = "
     CREATE TABLE sandboxes (id TEXT PRIMARY KEY, record TEXT NOT NULL) STRICT;
     CREATE TABLE snapshots (

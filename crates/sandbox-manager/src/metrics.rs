@@ -17,7 +17,9 @@ use std::time::Duration;
 /// Number of boots of each mode from which percentiles are computed.
 const MAX_REMEMBERED_BOOTS: usize = 1024;
 
+/// Name and value of one label.
 type OneLabel = [(&'static str, &'static str); 1];
+/// Names and values of two labels.
 type TwoLabels = [(&'static str, &'static str); 2];
 
 /// Figure of another component, added to the metrics.

@@ -20,7 +20,10 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+/// Text of a record: borrowed from the sandbox when the record is written, and owned after it is
+/// read.
 type Text<'a> = Cow<'a, str>;
+/// Environment variables of a record.
 type Environment<'a> = Cow<'a, BTreeMap<String, String>>;
 
 /// Record of a [`Sandbox`].

@@ -18,6 +18,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 /// has 220 KiB.
 pub const MAX_HOST_AUTHORITIES_BYTES: usize = 384 * 1024;
 
+/// Label of a certificate in PEM.
 const CERTIFICATE: &str = "CERTIFICATE";
 /// Characters per line of PEM.
 const PEM_LINE: usize = 64;

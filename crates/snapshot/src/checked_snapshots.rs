@@ -19,6 +19,7 @@ const MAX_CACHED: usize = 1024;
 pub(crate) struct FileStamp {
     /// Numbers of device and inode.
     file: (u64, u64),
+    /// Size of the file.
     bytes: u64,
     /// Time of the last change of the content: seconds and nanoseconds.
     modified: (i64, i64),
@@ -71,6 +72,7 @@ impl SnapshotStamps {
 struct CheckedSnapshot {
     stamps: SnapshotStamps,
     manifest: Arc<Manifest>,
+    /// Value of [`CheckedSnapshotMap::uses`] at the last use.
     last_use: u64,
 }
 

@@ -14,8 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+/// Name of the file with the checksums.
 pub(crate) const CHECKSUMS_FILE: &str = "seal.json";
+/// Maximum size of [`CHECKSUMS_FILE`], in bytes.
 const MAX_CHECKSUMS_BYTES: u64 = 256 << 20;
+/// Maximum size in bytes of a small file: the state, or an index. A small file is hashed as a
+/// whole.
 const MAX_SMALL_FILE_BYTES: u64 = 128 << 20;
 /// Number of chunks that are hashed between two checks that the snapshot still exists.
 const CHUNKS_PER_CHECK: usize = 256;
@@ -24,7 +28,7 @@ const CHUNKS_PER_CHECK: usize = 256;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Checksums {
-    /// Hashes of small files.
+    /// Hashes of small files (state and indexes), by name.
     pub files: BTreeMap<String, String>,
     /// Hashes of 64 KiB chunks, by layer file and chunk number. Only chunks with stored units have
     /// a hash. In a chunk of a disk, blocks that the layer does not store are hashed as zeroes.

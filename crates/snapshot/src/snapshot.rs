@@ -29,6 +29,7 @@ const MAX_INDEX_BYTES: u64 = 65 << 20;
 /// Maximum number of concurrent replacements of a snapshot after which an open is retried.
 const MAX_REPLACEMENTS: usize = 8;
 
+// Names of the files of a snapshot. The documentation of the crate describes them.
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const STATE: &str = "state.bin";
 pub(crate) const MEMORY_LAYER: &str = "memory.layer";

@@ -77,6 +77,7 @@ impl SlowFigures {
 #[derive(Debug)]
 pub struct KernelReader {
     data: PathBuf,
+    /// Directory of the control group of this process. `None` if there is none.
     group: Option<PathBuf>,
     /// Figures that take long to read, with the time of the reading.
     slow: Mutex<Option<(Instant, SlowFigures)>>,

@@ -48,7 +48,7 @@ pub struct CreateSpec {
     /// Environment of all processes. If the map is empty, a snapshot's environment is used.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Settings chosen by the creator.
+    /// Settings chosen by the creator. The serialized name is the same as in records.
     #[serde(default, rename = "terms")]
     pub settings: SandboxSettings,
     /// Name, unique among the sandboxes of the owner.
@@ -424,6 +424,7 @@ impl Sandboxes {
                 return Err(e);
             }
         }
+        // Metrics contain this name of the step in which the guest is detached.
         let mut step = steps::begin("keep");
         let handle = match guest.detach().await {
             Ok(handle) => handle,

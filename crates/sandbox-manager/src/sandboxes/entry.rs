@@ -56,6 +56,7 @@ pub(crate) struct SandboxEntry {
 
 /// Guest, history and locks of a sandbox.
 struct Activity {
+    /// Running guest. `None` if the sandbox has none.
     guest: Mutex<Option<Arc<dyn Guest>>>,
     /// Resources of the host, from before the guest starts until the record has a state without a
     /// guest.

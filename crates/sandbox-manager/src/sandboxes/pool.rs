@@ -53,6 +53,7 @@ pub struct PoolSize {
 struct PoolBucket {
     template: String,
     snapshot: String,
+    /// Guests that wait for an identity, with their resources.
     waiting: Vec<(Box<dyn UnassignedGuest>, Reservation)>,
     /// Number of creates that requested a guest, including creates that found none. A refill
     /// compares two values to detect a burst.

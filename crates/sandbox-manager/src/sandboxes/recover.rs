@@ -28,6 +28,7 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 
+// Causes that records of broken sandboxes contain.
 pub(super) const DAEMON_STOPPED: &str = "the daemon exited while the sandbox was running";
 const SNAPSHOT_LOST: &str = "the snapshot it was paused in is missing from the disk";
 

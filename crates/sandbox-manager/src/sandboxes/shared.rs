@@ -1,17 +1,17 @@
 //! Sandboxes that any host of a store can resume.
 //!
 //! The *head* of a sandbox is a record in the store that decides which host may run the sandbox
-//! ([`jiffy_fleet::Heads`]). This host publishes the head when the snapshot of a pause is stored,
-//! claims it before a resumed guest receives its identity, and marks it when the sandbox is killed.
-//! A *claim* makes this host the only one that may run the sandbox. Sandboxes whose pauses were
-//! never stored have no head, and cause no request. A *tenant* is the part of a store that belongs
-//! to one owner.
-//!
-//! All functions that change a sandbox hold its `op_lock`: an upload that ends while the sandbox is
-//! resumed then sees that it is no longer paused, and publishes nothing.
-//!
-//! The `op_lock` of a sandbox serialises the operations on it. The *identity* of a sandbox consists
+//! ([`jiffy_fleet::Heads`]). A *claim* makes this host the only one that may run the sandbox. A
+//! *tenant* is the part of a store that belongs to one owner. The *identity* of a sandbox consists
 //! of id, host name, entropy and clock. A guest receives it before its sandbox can be used.
+//!
+//! This host publishes the head when the snapshot of a pause is stored, claims it before a resumed
+//! guest receives its identity, and marks it when the sandbox is killed. Sandboxes whose pauses
+//! were never stored have no head, and cause no request.
+//!
+//! The `op_lock` of a sandbox serialises the operations on it. All functions that change a sandbox
+//! hold this lock: an upload that ends while the sandbox is resumed then sees that it is no longer
+//! paused, and publishes nothing.
 
 use super::entry::SandboxEntry;
 use super::{OperationError, Sandboxes};

@@ -25,6 +25,7 @@ pub(super) struct StartPacer(Arc<Mutex<StartSlots>>);
 
 /// Free slots, and the starts that wait for one.
 struct StartSlots {
+    /// Number of free slots.
     free: usize,
     /// Owners with waiting starts, in round-robin order: the first owner is next, and then moves to
     /// the end.
@@ -33,6 +34,7 @@ struct StartSlots {
 
 /// Waiting starts of one owner, oldest first.
 struct WaitingStarts {
+    /// API key. `None` for the owner of the host.
     owner: Option<String>,
     starts: VecDeque<oneshot::Sender<SlotGuard>>,
 }

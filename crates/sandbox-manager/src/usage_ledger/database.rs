@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Version of the tables.
 const SCHEMA_VERSION: i64 = 1;
+/// Statements that create the tables.
 const SCHEMA: &str = "
     CREATE TABLE usage (
         day INTEGER NOT NULL,
@@ -42,12 +43,15 @@ const MAX_DAYS: i64 = 400;
 /// Maximum number of owners of one day. Usage of further owners is counted together.
 const MAX_OWNERS: i64 = 10_000;
 
+/// Columns of the usage of an owner, in the order in which rows are read.
 const COLUMNS: &str = "day, owner, sandbox_ms, cpu_us, memory_mib_ms, stored_kib_s, \
     max_stored_bytes, sent_bytes, function_requests";
-/// Maximum stored amount, and maximum amount that is added to it. SQLite would store larger sums as
-/// inexact numbers.
+/// Maximum stored amount. Its sum with [`MAX_ADDED`] fits into a signed number of 64 bits: SQLite
+/// would store a larger sum as an inexact number.
 const MAX_SUM: u64 = 1 << 62;
+/// Maximum amount that is added to a stored amount.
 const MAX_ADDED: u64 = 1 << 61;
+/// Statement that adds amounts to the stored ones.
 const ADD: &str = "INSERT INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
     ON CONFLICT (day, owner) DO UPDATE SET
         sandbox_ms = min(sandbox_ms + excluded.sandbox_ms, ?10),
@@ -61,7 +65,7 @@ const ADD: &str = "INSERT INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 /// Usage by day and owner.
 pub(super) type UsageRows = BTreeMap<(Day, String), UsageAmounts>;
 
-/// Content of a database that an earlier ledger of the same run of the host wrote.
+/// Content of a database that an earlier ledger wrote since the last boot of the host.
 #[derive(Debug, Default)]
 pub(super) struct EarlierLedger {
     pub clock: Option<UsageMoment>,
@@ -79,7 +83,7 @@ pub(super) struct UsageDatabase {
 
 impl UsageDatabase {
     /// Opens or creates the database. Also returns the meters and the clock that an earlier ledger
-    /// wrote in the run `boot` of the host.
+    /// wrote in the run of the host with the boot id `boot`.
     pub fn open(path: &Path, boot: &str) -> Result<(Self, EarlierLedger), UsageError> {
         let failed = |source| UsageError::Database {
             path: path.to_owned(),

@@ -15,7 +15,9 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+/// Size of a chunk in bytes.
 const CHUNK: u64 = MEMORY_CHUNK as u64;
+/// Number of pages of a chunk.
 const CHUNK_PAGES: u64 = CHUNK / MEMORY_PAGE as u64;
 /// Number of runs per layer that are checked in the page cache. A layer is read if one of them is
 /// not cached.

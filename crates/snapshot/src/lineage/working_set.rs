@@ -3,9 +3,9 @@
 //!
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
 //!
-//! The *first command* and the *first use* run in a temporary guest, to record the pages that they
-//! write. The *first command* is a simple command such as `true`. The *first use* is the request or
-//! command with which most uses of a template's sandboxes start.
+//! The *first command* is a simple command such as `true`. The *first use* is the request or
+//! command with which most uses of a template's sandboxes start. Both run in a temporary guest, to
+//! record the pages that they write.
 
 use crate::snapshot::working_set::{
     FIRST_USE_PAGES_FILE, RecordedSet, SET_FILES, WORKING_SET_FILE, WRITTEN_PAGES_FILE,

@@ -1,13 +1,13 @@
 //! Memory layers that are not completely stored on this host: the file has holes in place of
-//! missing chunks. A guest can be restored from such a snapshot if the caller provides a source of
-//! the chunks. Merges, folds, transfers ([`crate::Store::parts`]) and new checksums fail with
-//! [`SnapshotError::Incomplete`]. Other readers of the layer must check
-//! [`crate::Lineage::is_complete`] themselves.
+//! missing chunks.
 //!
 //! A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a memory or disk that one
 //! snapshot stores: the content that differs from its ancestors.
 //!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors.
+//! A guest can be restored from such a snapshot if the caller provides a source of the chunks.
+//! Merges, folds, transfers ([`crate::Store::parts`]) and new checksums fail with
+//! [`SnapshotError::Incomplete`]. Other readers of the layer must check
+//! [`crate::Lineage::is_complete`] themselves.
 //!
 //! The *importer* is the caller of [`crate::Store::import`]. It fetches snapshots from a shared
 //! store, and caches their chunks.

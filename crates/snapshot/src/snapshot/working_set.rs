@@ -17,8 +17,11 @@ use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use std::fs::File;
 use std::path::Path;
 
+/// File with the working set.
 pub(crate) const WORKING_SET_FILE: &str = "working-set.index";
+/// File with the pages written until the end of the first command.
 pub(crate) const WRITTEN_PAGES_FILE: &str = "written-pages.index";
+/// File with the pages written until the end of the first use.
 pub(crate) const FIRST_USE_PAGES_FILE: &str = "first-use-pages.index";
 /// Files of recorded sets with their units, in bytes.
 pub(crate) const SET_FILES: [(&str, u32); 3] = [

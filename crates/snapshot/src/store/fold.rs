@@ -53,8 +53,11 @@ pub type FoldPace<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 #[derive(Debug)]
 pub struct Fold {
     store: Store,
+    /// Snapshot into which the parent is folded.
     id: String,
+    /// Snapshot that is folded.
     parent: String,
+    /// Parent of the folded snapshot. `None` if it has no parent.
     grandparent: Option<String>,
     draft: FoldDraft,
     /// Stamps of the manifests of the snapshot and its parent at the time of preparation.

@@ -23,6 +23,7 @@ pub(in crate::sandboxes) struct ComparisonSlots(Arc<Mutex<Counts>>);
 /// Slot that is occupied until it is dropped.
 pub(super) struct ComparisonSlot {
     counts: Arc<Mutex<Counts>>,
+    /// API key that requested the comparison. `None` for the owner of the host.
     owner: Option<String>,
 }
 

@@ -167,6 +167,7 @@ impl Snapshots<'_> {
 struct Fetch {
     this: Sandboxes,
     remote: Arc<RemoteStore>,
+    /// API key that owns the snapshot. `None` for the owner of the host.
     owner: Option<String>,
 }
 

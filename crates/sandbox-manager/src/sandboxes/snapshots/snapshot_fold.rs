@@ -41,6 +41,7 @@ const MAX_LATE_COPY: u64 = 256 << 20;
 const MAX_BYTES_PER_SECOND: u64 = 128 << 20;
 /// Length of a pause relative to the work before it. A pause lasts at most [`MAX_PAUSE`].
 const PAUSE_FACTOR: u32 = 3;
+/// Maximum length of a pause.
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of remembered rejections.
 const MAX_REJECTIONS: usize = 10_000;

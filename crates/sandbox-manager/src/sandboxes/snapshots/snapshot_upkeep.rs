@@ -26,6 +26,7 @@ const CHECKS: usize = 16;
 /// Length of a pause relative to the checks before it, up to [`MAX_CHECK_PAUSE`]: on a busy host
 /// the checks mostly wait.
 const CHECK_PAUSE_FACTOR: u32 = 9;
+/// Maximum length of a pause.
 const MAX_CHECK_PAUSE: Duration = Duration::from_millis(10);
 /// Priority for nice(2): background work yields to all other threads.
 const NICE: libc::c_int = 19;

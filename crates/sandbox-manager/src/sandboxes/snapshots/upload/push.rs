@@ -56,6 +56,7 @@ struct Chain {
     /// Id, place and root hash of the nearest ancestor in the store. `None` if no ancestor is
     /// in the store.
     base: Option<(String, StorePlace, String)>,
+    /// Guards that prevent the removal of these snapshots.
     _pins: Vec<SnapshotPin>,
 }
 

@@ -22,6 +22,7 @@ use tokio::sync::{Notify, watch};
 const MAX_UPLOADS: usize = 4;
 /// Delay after the first failure, doubled after each further one up to [`MAX_RETRY_DELAY`].
 const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Maximum delay after a failure.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Uploads of a host.
@@ -71,6 +72,7 @@ struct UploadQueue {
 
 /// Upload that is queued or in flight.
 struct QueuedUpload {
+    /// API key that owns the snapshot. `None` for the owner of the host.
     owner: Option<String>,
     /// Number of failed attempts since the last success.
     failures: u32,
