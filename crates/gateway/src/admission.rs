@@ -25,7 +25,9 @@ pub struct ConnectionAdmission {
 /// Limits of one kind of connections.
 #[derive(Debug, Clone, Copy)]
 struct ConnectionLimits {
+    /// Maximum number of connections of all clients.
     total: usize,
+    /// Maximum number of connections of one client.
     per_client: usize,
 }
 

@@ -12,6 +12,7 @@ const MAX_FIRST_BYTES: usize = 24;
 #[derive(Debug, Default)]
 pub(crate) struct FirstBytes {
     bytes: [u8; MAX_FIRST_BYTES],
+    /// Number of valid bytes at the start of `bytes`.
     length: usize,
 }
 

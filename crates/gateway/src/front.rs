@@ -1,8 +1,7 @@
-//! Listener of a front: a process without sandboxes, which passes each connection of a client to
-//! the gateway of a host.
+//! Listener of a front.
 //!
-//! A *front* is a process without sandboxes that passes connections of clients to the hosts of a
-//! fleet.
+//! A *front* is a process without sandboxes. It passes each connection of a client to the gateway
+//! of a host of the fleet.
 //!
 //! The front terminates TLS and reads no requests. Authentication, routing and all limits of
 //! requests are applied by the gateway of the host, as for its own clients. The front limits the

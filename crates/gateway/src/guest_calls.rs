@@ -88,6 +88,7 @@ pub(crate) struct PendingGuestCall {
     query: Option<String>,
     headers: HeaderMap,
     body: CopiedBody,
+    /// Time at which the call arrived.
     start: Instant,
 }
 

@@ -163,8 +163,8 @@ pub async fn serve_local<S, C>(
     tasks.finish(gateway.shared.config.limits.drain).await;
 }
 
-/// Sets socket options. `TCP_NODELAY` sends small responses immediately. Keepalive detects vanished
-/// clients even if streams are silent for hours.
+/// Sets socket options. `TCP_NODELAY` sends small responses immediately. Keepalive detects a
+/// vanished client after two minutes, even if its streams are silent for hours.
 pub fn prepare(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(60))

@@ -15,6 +15,7 @@ const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 /// Privileges of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Privileges {
+    /// True if the effective user is root.
     is_root: bool,
     /// Effective capabilities, one bit per capability.
     effective: u64,

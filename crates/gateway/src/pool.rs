@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Times and numbers of the idle connections that a pool keeps.
 const LIMITS: PoolLimits = PoolLimits {
     // Common servers close connections that are idle for 5 s. The pool drops them earlier, so that
     // a request is seldom sent on a connection that the guest is closing.

@@ -26,6 +26,7 @@ const MAX_LABEL_BYTES: usize = 63;
 const LABEL_SIGNATURE_BYTES: usize = 16;
 /// Digits of base 32 (RFC 4648) in lower case.
 const BASE_32_DIGITS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+/// Digits of base 36, in which a host name contains the expiry of a link.
 const BASE_36_DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 
 /// Creates and verifies links with a secret key.

@@ -63,6 +63,7 @@ pub fn route(parts: &Parts, config: &GatewayConfig) -> Route {
     decide(parts, config).unwrap_or_else(refused)
 }
 
+/// Status and reason of a rejected request.
 type RouteRefusal = (StatusCode, &'static str);
 
 /// Returns a refusal with status 400.

@@ -18,6 +18,7 @@ use tokio_rustls::server::TlsStream;
 #[derive(Clone)]
 pub struct Tls {
     acceptor: TlsAcceptor,
+    /// Certificate of the generated authority. `None` if the certificate was read from files.
     trust: Option<PathBuf>,
 }
 

@@ -32,7 +32,9 @@ pub enum KvmError {
     Broken(io::Error),
 }
 
+/// Number of the request for the version of the interface (linux/kvm.h).
 const KVM_GET_API_VERSION: libc::c_ulong = 0xae00;
+/// Version of the interface, which has been the same since Linux 2.6.22.
 const KVM_API_VERSION: i32 = 12;
 
 /// Opens the device for a VMM.

@@ -49,6 +49,7 @@ struct SpareState {
     refilling: bool,
     /// True if a task waits until a burst is forgotten.
     trimming: bool,
+    /// True if no further spares are started.
     closed: bool,
 }
 

@@ -29,8 +29,9 @@ use std::time::Duration;
 
 /// Interval between checks of the table. A guest can open a few thousand connections in this time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// Files with the number of entries in the table and with the maximum.
+/// File with the number of entries in the table.
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
+/// File with the maximum number of entries in the table.
 const MAXIMUM: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 /// Maximum number of counted devices: the devices of all slots and of slots that are being removed.
 const MAX_COUNTED_DEVICES: u32 = 16_384;

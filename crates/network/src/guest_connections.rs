@@ -56,6 +56,7 @@ struct ConnectionsState {
 /// Registration of an open connection. Dropping this value removes the registration.
 struct OpenConnection {
     of: Arc<Mutex<ConnectionsState>>,
+    /// Number of the connection in the state.
     number: u64,
 }
 

@@ -28,7 +28,8 @@ pub(crate) fn alternate_versions(addresses: &[IpAddr], port: u16) -> Vec<SocketA
 }
 
 /// Connects to the first of `addresses` that responds. Tries the next address when an attempt fails
-/// or takes longer than 250 ms. Returns `None` if all attempts fail, or after 10 s.
+/// or takes longer than [`ATTEMPT_DELAY`]. Returns `None` if all attempts fail, or after
+/// [`CONNECT_TIMEOUT`].
 pub(crate) async fn connect_first<T, F>(
     addresses: Vec<SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,

@@ -216,9 +216,9 @@ impl ProxyRoute {
         // If new rules name another egress proxy, this connection is closed (`allowed` below).
         let proxy = self.egress_proxy();
         let mut head = Vec::new();
-        let greeting = sniff_host(&mut client, protocol, &mut head);
-        let greeting = tokio::time::timeout(SNIFF_TIMEOUT, greeting);
-        let sniffed = greeting.await.map_err(io::Error::from).flatten();
+        let sniffing = sniff_host(&mut client, protocol, &mut head);
+        let sniffing = tokio::time::timeout(SNIFF_TIMEOUT, sniffing);
+        let sniffed = sniffing.await.map_err(io::Error::from).flatten();
         let permitted = self.permitted(dialled);
         let name = match (sniffed, permitted) {
             (Ok(Some(name)), _) => name,

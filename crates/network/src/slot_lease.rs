@@ -35,6 +35,7 @@ use tokio::sync::{Semaphore, watch};
 /// Slot in use. Dropping this value removes the slot, unless [`Self::retain`] was called.
 pub struct SlotLease {
     pub(crate) state: Arc<NetworkState>,
+    /// Number of the slot, from which its names and addresses follow.
     pub(crate) number: u32,
     /// `None` if the guest's interface is a veth pair, or the slot was adopted.
     pub(crate) tap: Option<File>,

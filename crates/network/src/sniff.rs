@@ -41,11 +41,11 @@ pub(crate) enum SniffResult {
 
 /// Parses `head`, all bytes received so far.
 pub(crate) fn sniff(protocol: SniffProtocol, head: &[u8]) -> SniffResult {
-    let greeting = match protocol {
+    let result = match protocol {
         SniffProtocol::Http => http(head),
         SniffProtocol::Tls => tls(head),
     };
-    match greeting {
+    match result {
         SniffResult::Incomplete if head.len() >= MAX_HEAD_BYTES => SniffResult::NoName,
         other => other,
     }

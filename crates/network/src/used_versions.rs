@@ -13,7 +13,9 @@ const COUNTERS6: &str = "/proc/thread-self/net/snmp6";
 /// IP versions of which a unicast packet was forwarded or sent. True if this is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UsedVersions {
+    /// True if IPv4 was used.
     v4: bool,
+    /// True if IPv6 was used.
     v6: bool,
 }
 

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const CAPACITY: usize = 64 * 1024;
 /// Offset of the data: one page, so that the header has a page of its own.
 const HEADER_BYTES: usize = 4096;
+/// Size of the file, and of its mapping in each process, in bytes.
 const MAPPING_BYTES: NonZeroUsize = match NonZeroUsize::new(HEADER_BYTES + CAPACITY) {
     Some(n) => n,
     None => unreachable!(),

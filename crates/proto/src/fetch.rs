@@ -15,6 +15,7 @@ pub const MAX_OPEN_REQUESTS: usize = 1024;
 
 /// Length of an answer without its reason: the request, and the number of the outcome.
 const ANSWER_HEADER_BYTES: usize = 20;
+/// Maximum length of a reason in bytes.
 const MAX_REASON_BYTES: usize = 240;
 /// Numbers of the outcomes in an answer.
 const PRESENT: u32 = 0;

@@ -23,8 +23,11 @@ pub const DISK_BLOCK: u32 = 4 << 10;
 /// Maximum number of units: 1 TiB of disk blocks.
 pub const MAX_UNITS: u64 = 1 << 28;
 
+/// First bytes of an index.
 const MAGIC: [u8; 8] = *b"JIFFYIDX";
+/// Version of the format.
 const VERSION: u32 = 1;
+/// Length in bytes of the header, after which the two maps follow.
 const HEADER_BYTES: usize = 24;
 
 /// Error of decoding an index.
@@ -44,7 +47,9 @@ pub enum IndexError {
 /// A set of unit numbers below a fixed bound, as a bit map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitSet {
+    /// Bound: all numbers in the set are below it.
     units: u64,
+    /// Bits of the units: unit `n` is bit `n % 64` of word `n / 64`.
     words: Vec<u64>,
 }
 

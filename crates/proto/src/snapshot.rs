@@ -328,8 +328,8 @@ pub enum PopulateMoment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MemorySource {
-    /// Pages are mapped from the layers. They are loaded at the first access, and shared with
-    /// siblings until they are written.
+    /// Pages are mapped from the layers. They are loaded at the first access, and shared with other
+    /// guests of the same snapshot until they are written.
     Map,
     /// The chunks of the working set are read immediately into huge pages, and the rest is mapped.
     /// The working set consists of the `stored` units of an index. Without an index, it consists of

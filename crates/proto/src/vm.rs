@@ -59,7 +59,8 @@ pub mod jail {
     pub const UIDS: u32 = (1 << 22) + 1;
 }
 
-/// Request of the host to a VMM.
+/// Request of the host to a VMM. The names in messages (`rename`) must not change: VMMs of earlier
+/// versions, which a new daemon reattaches to, use them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
@@ -157,7 +158,7 @@ pub enum Request {
     Stop,
 }
 
-/// Event or answer of a VMM to the host.
+/// Event or answer of a VMM to the host. The names in messages must not change, as in [`Request`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {

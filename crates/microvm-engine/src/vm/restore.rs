@@ -93,7 +93,8 @@ impl FirstUsePages {
 pub struct LazyMemory {
     /// `/dev/userfaultfd`.
     pub userfaultfd: File,
-    /// Listening socket to which the fetcher connects.
+    /// Listening socket to which the fetcher connects. The *fetcher* is the process that obtains
+    /// the missing memory.
     pub listener: OwnedFd,
     /// Incomplete memory layers: position in the lineage, and an index whose `stored` chunks are on
     /// this host.

@@ -93,6 +93,8 @@ impl MicroVm {
         // Streams that are opened now would belong to the discarded guest. Held until the end of
         // the rollback.
         let _closed = self.connect_gate.write().await;
+        // A rollback has at most as many steps as a boot, so the driver rarely waits for the
+        // receiver.
         let (sender, mut steps) = mpsc::channel(4);
         // Set the receiver of the steps and the identity before the request: the agent may greet as
         // soon as the VMM has reverted the guest.

@@ -133,6 +133,7 @@ struct SnapshotTask {
     link: Arc<ControlSocket>,
     store: Store,
     spec: SnapshotSpec,
+    /// Process id of the VMM.
     vmm: u32,
 }
 

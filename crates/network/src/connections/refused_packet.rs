@@ -19,9 +19,9 @@ const CONFIGURE: u8 = 1;
 pub(crate) const LOG_GROUP: u16 = 1;
 /// Number of copied bytes per packet: the longest IPv4 header and the ports after it.
 const COPIED_BYTES: u32 = 64;
-/// Maximum number of packets per batch, and the time in hundredths of a second after which the
-/// kernel sends an incomplete batch.
+/// Maximum number of packets per batch.
 const MAX_BATCH: u32 = 50;
+/// Time in hundredths of a second after which the kernel sends an incomplete batch.
 const BATCH_TIMEOUT_CS: u32 = 10;
 
 /// Rejected packet.

@@ -107,6 +107,7 @@ impl ObjectKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RulesetObject {
     pub kind: ObjectKind,
+    /// Number of the family of its table.
     pub family: u8,
     /// The recorded attributes, encoded.
     attributes: Vec<u8>,
