@@ -180,6 +180,7 @@ impl Step {
         }
     }
 
+    /// Adds the duration of the step so far to its operation.
     fn record(&self) {
         let mut state = self.recorder.0.state.lock();
         // Limit the number: an operation with loops could record any number of steps.

@@ -416,6 +416,7 @@ impl Coordinator {
         }
     }
 
+    /// Returns the effect that sends `body` to a member in the name of this term.
     fn message(&self, row: &MemberRow, body: Body) -> Effect {
         Effect::Send {
             to: row.id,

@@ -150,6 +150,7 @@ fn decode<R: Checked>(bytes: &[u8]) -> Result<R, RecordError> {
     Ok(record)
 }
 
+/// Checks the size of an encoded record.
 fn check_size<R: Checked>(bytes: usize) -> Result<(), RecordError> {
     if bytes > R::MAX_BYTES {
         return Err(RecordError::TooLarge {

@@ -158,6 +158,7 @@ impl KnownHosts {
         after.iter().chain(before).cloned().collect()
     }
 
+    /// Replaces the known hosts, and stores them for the next start.
     fn set(&self, hosts: Vec<FrontHost>) {
         if **self.0.hosts.read() == hosts {
             return;
@@ -171,6 +172,7 @@ impl KnownHosts {
     }
 }
 
+/// Checks hosts that the front will contact: from its file, or from the response of a host.
 fn check(hosts: &[FrontHost]) -> Result<(), String> {
     if hosts.is_empty() || hosts.len() > MAX_HOSTS {
         return Err(format!("it has {} hosts", hosts.len()));

@@ -27,6 +27,7 @@ impl RandomBytes {
         left: 0,
     };
 
+    /// Returns 16 bytes that no other id uses. `None` if the kernel has no random bytes.
     fn take(&mut self) -> Option<[u8; 16]> {
         if self.left == 0 {
             getrandom::fill(self.bytes.as_flattened_mut()).ok()?;

@@ -256,6 +256,7 @@ impl Journal {
         Ok(journal)
     }
 
+    /// Reserves the disk space of the journal again, if a part of it was used.
     fn ensure_space(&self, database: &mut Database) -> Result<(), JournalError> {
         let ensured = database.space.ensure(&database.connection);
         ensured.map_err(|e| match e {

@@ -142,6 +142,8 @@ impl SandboxSettings {
         }
     }
 
+    /// Returns the membership in the private network that the sandbox joins. `None` if it joins
+    /// none.
     fn membership(&self, id: &str, name: Option<&str>) -> Option<NetworkMembership> {
         let network = self.network.join.clone()?;
         let address = self.network.address.as_deref();
@@ -155,6 +157,7 @@ impl SandboxSettings {
         })
     }
 
+    /// Returns the egress proxy with its encrypted secrets. `None` if the sandbox has none.
     fn egress_proxy(&self) -> Option<EgressProxy> {
         let proxy = self.network.egress_proxy.clone()?;
         let secrets = self.egress_proxy_secrets.clone().unwrap_or_default();
@@ -168,6 +171,7 @@ impl SandboxSettings {
         })
     }
 
+    /// Returns the rules for headers. `None` if there are none.
     fn header_rules(&self) -> Option<HeaderRules> {
         let rules = &self.network.rules;
         let authority = self.header_authority.as_ref()?;

@@ -115,6 +115,7 @@ pub fn authorities(text: &str, limit: usize) -> Result<Vec<Authority>, SiteError
     Ok(certificates)
 }
 
+/// Encodes a certificate as PEM.
 fn encode(der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let mut pem = format!("-----BEGIN {CERTIFICATE}-----\n");

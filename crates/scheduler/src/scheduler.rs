@@ -317,6 +317,7 @@ impl Scheduler {
         }
     }
 
+    /// Removes a host from the lists of hosts that have these templates.
     fn forget_templates(&mut self, number: u32, templates: &[TemplateId]) {
         for template in templates {
             if let Some(hosts) = self.templates.get_mut(template) {

@@ -346,6 +346,7 @@ impl Backend {
         .await
     }
 
+    /// Writes an object, and repeats the write after temporary errors.
     async fn write(&self, key: &str, bytes: Bytes, mode: PutMode) -> Result<PutResult, StoreError> {
         if let Some(upload) = &self.upload {
             upload.take(bytes.len() as u64).await;
@@ -431,6 +432,7 @@ impl Backend {
     }
 }
 
+/// Returns the delay after a failed attempt. It doubles with each attempt, up to [`MAX_BACKOFF`].
 fn backoff(attempt: u32) -> Duration {
     let base = FIRST_BACKOFF
         .saturating_mul(1 << attempt.min(10))

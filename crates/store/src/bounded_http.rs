@@ -93,6 +93,7 @@ fn success_limit(request: &HttpRequest) -> Option<usize> {
     }
 }
 
+/// Returns a body that fails after `limit` bytes.
 fn bounded(body: HttpResponseBody, limit: usize) -> HttpResponseBody {
     let body = Limited::new(body, limit).map_err(move |e| match e.downcast::<HttpError>() {
         Ok(e) => *e,

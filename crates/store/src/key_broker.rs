@@ -144,6 +144,7 @@ fn parse<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     serde_json::from_slice(text).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// Decodes hexadecimal digits of any even number.
 fn bytes(digits: &str) -> Option<Vec<u8>> {
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
     if !rest.is_empty() {

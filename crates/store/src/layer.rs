@@ -154,6 +154,7 @@ impl Layer {
         self.encode_runs(to)
     }
 
+    /// Appends the number of runs and the runs.
     fn encode_runs(&self, to: &mut Vec<u8>) -> Result<(), FormatError> {
         put_count(to, self.runs.len())?;
         for run in &self.runs {
@@ -233,6 +234,7 @@ impl Layer {
     }
 }
 
+/// Decodes a run.
 fn run(reader: &mut Reader<'_>) -> Result<Run, FormatError> {
     let kind = match reader.u32()? {
         0 => RunKind::Stored,

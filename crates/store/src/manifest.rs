@@ -259,6 +259,7 @@ impl StoredManifest {
     }
 }
 
+/// Decodes the name of an ancestor.
 fn ancestor(reader: &mut Reader<'_>) -> Result<SnapshotName, FormatError> {
     let scope = match reader.u32()? {
         0 => Scope::Tenant,

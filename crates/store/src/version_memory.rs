@@ -193,6 +193,7 @@ impl VersionMemory {
     }
 }
 
+/// Reads the versions from a file. Empty if the file does not exist.
 fn read(path: &Path) -> io::Result<Versions> {
     let file = match File::open(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Versions::new()),

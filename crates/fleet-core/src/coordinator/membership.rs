@@ -443,6 +443,7 @@ impl Coordinator {
         }
     }
 
+    /// Adds a front to the removed fronts, which members do not serve.
     fn remove_front(&mut self, id: MemberId) -> Result<(), MembershipError> {
         let removed = &mut self.draft.removed_fronts;
         match removed.binary_search(&id) {
@@ -473,6 +474,7 @@ impl Coordinator {
     }
 }
 
+/// Returns the row of a member that has registered in a new epoch.
 fn new_row(id: MemberId, epoch: Epoch, registration: &Registration) -> MemberRow {
     MemberRow {
         id,

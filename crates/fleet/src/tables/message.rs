@@ -162,6 +162,7 @@ pub fn decode_answer(bytes: &[u8], fleet: &FleetId) -> Result<TableAnswer, Table
     decode(bytes, fleet)
 }
 
+/// Encodes a message with the fleet of the sender. Fails if the message is too long.
 fn encode<T: Content>(fleet: &FleetId, content: T) -> Result<Vec<u8>, TableError> {
     let envelope = Envelope {
         format: FORMAT,

@@ -247,6 +247,7 @@ impl OpenSide {
         }
     }
 
+    /// Returns the files that the guest has changed.
     async fn listing(&self) -> Result<FileListing, OperationError> {
         let changes = self.agent.detailed_changes(MAX_CHANGES).await;
         let changes = changes.map_err(|e| self.failed(e))?;

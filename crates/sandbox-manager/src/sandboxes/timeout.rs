@@ -118,6 +118,7 @@ impl Sandboxes {
         ));
     }
 
+    /// Handles the deadlines that have passed, each in a task of its own.
     fn expire_due(&self) {
         for entry in self.0.deadlines.begin_due() {
             let this = self.clone();

@@ -287,6 +287,7 @@ fn replace_meters(
     Ok(())
 }
 
+/// Removes all but the newest [`MAX_DAYS`] days that have usage.
 fn remove_old_days(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     let newest = "SELECT DISTINCT day FROM usage ORDER BY day DESC LIMIT 1 OFFSET ?1";
     let removed: Option<i64> = transaction
@@ -298,6 +299,7 @@ fn remove_old_days(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     Ok(())
 }
 
+/// Reads a row with the columns [`COLUMNS`].
 fn row(row: &Row<'_>) -> rusqlite::Result<((Day, String), UsageAmounts)> {
     let amounts = UsageAmounts {
         sandbox_ms: unsigned(row, 2)?,

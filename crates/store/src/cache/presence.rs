@@ -287,6 +287,7 @@ fn lock(file: impl AsFd, kind: libc::c_int, offset: u64, wait: bool) -> Result<(
     fcntl(file, how).map(drop)
 }
 
+/// Returns the header of the bitmaps of a layer with `bytes` bytes.
 fn header(bytes: u64, boot: &BootId) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(&MAGIC);

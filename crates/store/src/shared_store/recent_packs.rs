@@ -76,6 +76,7 @@ impl<'a> RecentPacks<'a> {
         packs
     }
 
+    /// Reads the index of a pack from its file, which contains only the end of the pack.
     fn read_pack(&self, id: PackId, path: &Path) -> Option<RecentPack> {
         let mut tail = Vec::new();
         let limit = (MAX_INDEX_BYTES + TRAILER_BYTES) as u64;

@@ -306,6 +306,7 @@ impl Rewriter<'_> {
         }
     }
 
+    /// Writes the pack that is being built, if it has chunks, and begins the next one.
     async fn flush(&mut self) -> Result<(), StoreError> {
         if self.writer.is_empty() {
             return Ok(());

@@ -275,6 +275,7 @@ fn has_shared(snapshot: &RemoteSnapshot) -> bool {
     lineage.any(|name| name.scope == Scope::Shared)
 }
 
+/// Returns the tenant whose keys encrypt an ancestor with this scope.
 fn tenant_of<'a>(
     tenant: &'a Arc<Tenant>,
     shared: Option<&'a Arc<Tenant>>,

@@ -44,6 +44,7 @@ impl SharedStore {
         decode_manifest(tenant, root, &object)
     }
 
+    /// Reads the locations of the chunks of a snapshot.
     pub(crate) async fn locations(
         &self,
         tenant: &Tenant,

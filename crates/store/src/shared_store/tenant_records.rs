@@ -241,6 +241,7 @@ impl SharedStore {
         Ok(())
     }
 
+    /// Creates the secret of a generation, and wraps it with the current master key.
     async fn new_generation(
         &self,
         name: &str,

@@ -198,6 +198,7 @@ impl Client {
         Ok(answer)
     }
 
+    /// Requests a token for later requests. Does nothing without a user.
     async fn authenticate(&self, endpoint: &str) -> Result<(), Failure> {
         let Some((name, password)) = &self.user else {
             return Ok(());
@@ -311,6 +312,7 @@ enum BodyError {
     TooLong,
 }
 
+/// Reads the body of a response, of at most [`MAX_ANSWER_BYTES`].
 async fn read_body(mut answer: Response) -> Result<Bytes, BodyError> {
     let mut body = BytesMut::new();
     while let Some(piece) = answer.chunk().await.map_err(BodyError::Http)? {

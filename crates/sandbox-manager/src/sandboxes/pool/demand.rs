@@ -33,6 +33,7 @@ impl Demand {
         self.0.get(fingerprint).map_or(0, |(_, guests)| *guests)
     }
 
+    /// Returns the largest demand among the sizes of the template.
     pub fn of_template(&self, template: &str) -> usize {
         let mut guests = 0;
         for (name, demanded) in self.0.values() {

@@ -111,6 +111,7 @@ impl VmmService {
         }
     }
 
+    /// Fetches a chunk, and returns the answer to the VMM.
     async fn answer(&self, request: FetchRequest) -> FetchAnswer {
         let outcome = match self.fetch(request).await {
             Ok(()) => FetchOutcome::Present,

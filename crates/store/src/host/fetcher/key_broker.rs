@@ -53,6 +53,7 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Serves the keys of the key file in the second argument to the process at descriptor 0.
 fn serve() -> Result<(), Box<dyn Error>> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     prctl::set_dumpable(false)?;

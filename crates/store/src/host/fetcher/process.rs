@@ -97,6 +97,7 @@ impl FetcherLock {
     }
 }
 
+/// Returns a lock of the first byte of a file. `kind` is the type of the lock (fcntl(2)).
 fn range(kind: libc::c_int) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,

@@ -164,6 +164,7 @@ fn scope(tenant: &str) -> Scope {
     }
 }
 
+/// Returns the part of a snapshot in the store that contains this file.
 fn part(file: &SnapshotFile) -> PartSource {
     PartSource {
         kind: match file.kind {

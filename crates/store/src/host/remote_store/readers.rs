@@ -135,6 +135,7 @@ impl RemoteStore {
         Ok(book)
     }
 
+    /// Replaces the file of the registrations atomically.
     fn write_reader_book(&self, book: &ReaderBook) -> Result<(), RemoteError> {
         let path = self.reader_book_path();
         let new = path.with_extension("new");
