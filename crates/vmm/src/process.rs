@@ -1,9 +1,9 @@
 //! Main function: receives the configuration, builds the machine, serves it until the VM ends.
 //!
-//! The *greeting* is the first message of the agent, which then receives the identity of its
-//! sandbox.
-//!
-//! A *spare* VMM process is started in advance, and creates a VM before its guest is known.
+//! The *controller* is the process that drives this VMM: the daemon. A *detached* VM outlives its
+//! controller, and a later controller takes it over. The *greeting* is the first message of the
+//! agent, which then receives the identity of its sandbox. A *spare* VMM process is started in
+//! advance, and creates a VM before its guest is known.
 
 mod batch;
 mod captured;

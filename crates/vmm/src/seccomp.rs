@@ -173,7 +173,8 @@ pub const MAIN_SYSCALLS: &[AllowedSyscall] = calls![
     SYS_writev,
 ];
 
-/// Returns the index and the value of a call's fixed argument:
+/// Returns the index of the argument that the filter of a call checks, and its only allowed value.
+/// `None` for calls with any arguments.
 /// - `clone` only forks snapshot writers.
 /// - `prctl` only ties the writers' lifetime to their parent.
 /// - `tgkill` only kicks threads of this process.

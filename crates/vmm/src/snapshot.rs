@@ -3,6 +3,9 @@
 //! - memory as a layer of changed chunks on top of the layers of earlier snapshots
 //!   ([`memory_layers`], [`linear_memory`])
 //!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors. A *chunk* is 64 KiB of memory.
+//!
 //! Taking a snapshot: [`pagemap_scan`] finds changed chunks, and [`layer_writer`] writes them with
 //! [`layer_output`], while the guest runs in a [`writer_process`].
 //!
@@ -10,9 +13,6 @@
 //! [`fault_handler`] fetches memory that is not stored on this host ([`lazy_memory`]).
 //! [`mod@revert_memory`] reverts the memory of a running VM. [`write_tracker`] restricts both
 //! snapshots and rollbacks to the pages that the guest has written since its newest snapshot.
-//!
-//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors. A *chunk* is 64 KiB of memory.
 
 pub mod chunk_hashes;
 pub mod fault_handler;

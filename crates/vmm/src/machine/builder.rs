@@ -147,7 +147,7 @@ impl MachineBuilder {
     }
 }
 
-/// Disks whose content a snapshot must contain, because the guest can write to them.
+/// Returns the disks whose content a snapshot must contain, because the guest can write to them.
 fn find_writable_disks(devices: &[SharedDevice]) -> Vec<WritableDisk> {
     let disks = devices.iter().enumerate().filter_map(|(device, shared)| {
         let find = |block: &Block| {

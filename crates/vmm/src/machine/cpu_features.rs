@@ -1,6 +1,9 @@
 //! Processor features in text form. A guest that was started with a feature must not be restored
 //! without it.
 //!
+//! A guest either sees all features of the host's processor, or only the features of a *processor
+//! level* such as x86-64-v3 (`cpu_level.rs`), which different hosts can offer.
+//!
 //! The text consists of feature words in hexadecimal: the words of the processor, `/`, and the
 //! words that KVM offers. Both matter: without hardware virtualization, programs in the guest see
 //! the processor's features despite the CPUID of KVM. For a guest with a processor level, the text

@@ -2,7 +2,8 @@
 //! number with which a device registers its descriptors in the event loop ([`crate::poll`]).
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
+//! from its ancestors. The *index* of a layer lists the units that it stores: blocks of a disk, or
+//! chunks of memory.
 
 use super::bus::{Bus, SharedDevice};
 use super::received_fds::ReceivedFds;
@@ -32,7 +33,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// First interrupt pin of a virtio device. Lower pins belong to the PC.
 const FIRST_VIRTIO_PIN: u32 = 5;
-/// Number of event loop slots per device.
+/// Number of event loop slots per device: one for its queues, one for its host descriptors.
 pub const SLOT_STRIDE: u32 = 2;
 /// First event loop slot of a device. Lower slots belong to the VMM itself.
 const FIRST_SLOT: u32 = 16;

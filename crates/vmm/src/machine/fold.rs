@@ -1,15 +1,13 @@
 //! Folding: two adjacent layers are merged into the upper layer while the guest runs.
 //!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors. A *unit* is the smallest part that a layer stores. The *index* of a layer
+//! lists its units. The *controller* is the process that drives this VMM: the daemon.
+//!
 //! The controller copies units that only the lower layer stores into the files of the upper layer,
 //! at offsets that the index of the upper layer does not claim. The machine then claims these
 //! offsets for the upper layer and closes the lower one, which changes no byte that the guest
 //! reads. Without this, the file of a removed snapshot would take disk space until the VM stops.
-//!
-//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
-//!
-//! The *controller* is the process that drives this VMM: the daemon. A *unit* is the smallest part
-//! that a layer stores. The *index* of a layer lists its units.
 
 use super::Machine;
 use crate::virtio::blk::Block;

@@ -68,8 +68,8 @@ impl LazyLayerSet {
         present.is_some_and(|present| !present.contains(chunk))
     }
 
-    /// Maps memory by the plan. If memory is missing, starts the thread that fetches it. The thread
-    /// calls `fail` if a fetch fails finally.
+    /// Maps memory by `plan`, which assigns a layer to each range of memory. If memory is missing,
+    /// starts the thread that fetches it. The thread calls `fail` if a fetch fails finally.
     pub fn map(
         mut self,
         plan: &MappingPlan,
@@ -77,7 +77,8 @@ impl LazyLayerSet {
         linear: &LinearMemory,
         fail: impl FnOnce(VmmError) + Send + 'static,
     ) -> Result<Option<Arc<LazyMemory>>, VmmError> {
-        // No thread is needed if newer layers replace all absent chunks.
+        // `plan.later` are the ranges of memory that must be fetched. No thread is needed if newer
+        // layers replace all absent chunks.
         let source = self.source.take().filter(|_| !plan.later.is_empty());
         let Some(source) = source else {
             return map_layers(plan, layers, linear).map(|()| None);

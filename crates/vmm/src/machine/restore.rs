@@ -1,9 +1,8 @@
 //! Builds a machine from a snapshot, with the descriptors that the controller sends.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
-//!
-//! A *spare* VMM process is started in advance, and creates a VM before its guest is known.
+//! from its ancestors. A *spare* VMM process is started in advance, and creates a VM before its
+//! guest is known.
 
 use super::builder::{MachineBuilder, console};
 use super::bus::lock;
@@ -180,7 +179,8 @@ pub(super) fn take_memory_layers(
     MemoryLayers::new(layers.collect::<Result<Vec<_>, VmmError>>()?, bytes)
 }
 
-/// Takes the set of chunks that are read instead of mapped.
+/// Takes the set of chunks that are read instead of mapped. `None` if all chunks are mapped.
+/// Without a working set (the chunks that the guest is expected to use), all chunks are read.
 pub(super) fn take_eager_chunks(
     source: MemorySource,
     chunks: u64,

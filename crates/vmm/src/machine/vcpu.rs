@@ -102,7 +102,8 @@ fn set_lapic_register(lapic: &mut kvm_lapic_state, at: usize, value: u32) {
 /// segments.
 fn set_boot_registers(vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioctls::Error> {
     let mut sregs = vcpu.get_sregs()?;
-    // Flat segments that match the entries of `BOOT_GDT`.
+    // Flat segments that match the entries of `BOOT_GDT`. Type 3 is writable data. Type 11 is
+    // readable code or, for the task state, a busy 64-bit segment.
     let data = kvm_segment {
         limit: u32::MAX,
         selector: 0x18,

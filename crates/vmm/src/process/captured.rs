@@ -2,7 +2,8 @@
 //! snapshot is completed even if the controller disconnects or the guest ends. It is then
 //! *prepared*: complete, but neither committed nor aborted.
 //!
-//! The *controller* is the process that drives this VMM through the control socket: the daemon.
+//! The *controller* is the process that drives this VMM through the control socket: the daemon. A
+//! *background copy* is the forked process that writes the memory of a snapshot.
 
 use super::Vm;
 use jiffy_proto::snapshot::CapturedSnapshot;

@@ -1,13 +1,13 @@
 //! [`FrozenMachine`]: the parts of a paused machine that a snapshot contains. They are collected
 //! while the guest is paused, and written while it runs again.
 //!
-//! The guest waits while they are collected. This step therefore copies the state of the devices
-//! and finds the written pages, but writes no memory to files.
-//!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors. A *chunk* is 64 KiB of memory. A *private* page of the guest belongs to this
 //! process alone, because the guest has written it or the VMM has copied it. To *freeze* a disk is
 //! to turn its writes into a layer and to direct further writes to a new overlay.
+//!
+//! The guest waits while they are collected. This step therefore copies the state of the devices
+//! and finds the written pages, but writes no memory to files.
 
 use super::{Vm, micros};
 use crate::error::VmmError;

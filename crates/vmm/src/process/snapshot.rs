@@ -4,11 +4,10 @@
 //! from its ancestors. A *chunk* is 64 KiB of memory or of a disk. A *private* page of the guest
 //! belongs to this process alone, because the guest has written it or the VMM has copied it. To
 //! *freeze* a disk is to turn its writes into a layer and to direct further writes to a new
-//! overlay. A *thaw* undoes this.
-//!
-//! The *controller* is the process that drives this VMM: the daemon. A *captured* snapshot is
-//! completed even if the controller disconnects or the guest ends (`captured.rs`).
-//! `Machine::captured`, however, are the guest's private pages at the time of the newest snapshot.
+//! overlay. A *thaw* undoes this. The *controller* is the process that drives this VMM: the daemon.
+//! A *captured* snapshot is completed even if the controller disconnects or the guest ends
+//! (`captured.rs`). `Machine::captured`, however, are the guest's private pages at the time of the
+//! newest snapshot.
 
 use super::frozen_machine::FrozenMachine;
 use super::{SLOT_BACKGROUND_COPY, Vm, micros, watch};
@@ -84,6 +83,7 @@ struct SnapshotOutputs {
     state: File,
     /// `/proc/PID/pagemap` of this process, which is only read.
     pagemap: Option<File>,
+    /// Receives the chunks that the guest has touched, for faster restores.
     working_set: Option<File>,
     disks: Vec<(File, File)>,
 }

@@ -2,12 +2,12 @@
 //! fetcher, and copies each chunk from its layer's file. The fetcher ([`jiffy_proto::fetch`])
 //! downloads requested chunks into these files.
 //!
+//! A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a memory or disk that one
+//! snapshot stores: the content that differs from its ancestors.
+//!
 //! The thread accesses no guest memory itself and waits for no other thread. All other users of
 //! guest memory may therefore wait for it: vCPUs, devices in the event loop, and the kernel on
 //! their behalf.
-//!
-//! A *chunk* is 64 KiB of memory or of a disk. A *layer* is the part of a memory or disk that one
-//! snapshot stores: the content that differs from its ancestors.
 
 use super::lazy_memory::LazyMemory;
 use super::linear_memory::CHUNK_BYTES;

@@ -2,10 +2,10 @@
 //! of its kernel. The host maps such a region with a huge page if its file system caches the file
 //! in huge pages.
 //!
+//! A *chunk* is 64 KiB of memory or of a disk.
+//!
 //! Without nested page tables, KVM maps a guest's huge page in one exit if the host's page is also
 //! huge. Otherwise each 4 KiB page takes an exit. A written page splits its region.
-//!
-//! A *chunk* is 64 KiB of memory or of a disk.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::map_layers::MappingPlan;

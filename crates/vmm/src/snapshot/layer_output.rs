@@ -1,12 +1,12 @@
 //! Output files of a memory layer. Long runs bypass the page cache, short runs are written through
 //! it.
 //!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors. A *run* is a series of bytes that are adjacent in memory and in the layer.
+//!
 //! Writing a large layer through the page cache allocates page cache of the same size. This takes
 //! several times as long as writing to storage, and evicts useful pages. Short runs contain memory
 //! that a running system uses all the time, so restores should find them in the page cache.
-//!
-//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors. A *run* is a series of bytes that are adjacent in memory and in the layer.
 
 use crate::memory::HUGE_PAGE_BYTES;
 use nix::errno::Errno;

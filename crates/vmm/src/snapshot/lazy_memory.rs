@@ -1,14 +1,14 @@
 //! Guest memory of which some chunks are not stored on this host yet. The fetcher obtains such a
 //! chunk when it is accessed ("lazily").
 //!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors. A *chunk* is 64 KiB of memory. The *fetcher* is a process of this host that
+//! downloads chunks from a shared store.
+//!
 //! Each chunk is either missing or complete: its pages are filled in one step, under the lock. No
 //! page of a missing chunk is present, so the search for written pages never reports such a chunk,
 //! and a snapshot inherits it from the layers below. This matters because the process that writes a
 //! snapshot cannot distinguish missing pages from zero pages.
-//!
-//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors. A *chunk* is 64 KiB of memory. The *fetcher* is a process of this host that
-//! downloads chunks from a shared store.
 
 use super::linear_memory::{CHUNK_BYTES, CHUNK_SIZE, LinearMemory};
 use super::map_layers::{ChunkExtent, ChunkSource, MappingPlan};

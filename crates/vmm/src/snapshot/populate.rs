@@ -1,12 +1,12 @@
 //! Copies the pages that a restored guest writes first, before or while it runs, so that these
 //! writes cause no copy-on-write faults.
 //!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors.
+//!
 //! The first write to a page of a mapped layer costs up to three exits: mapping the layer's page,
 //! copying it, and mapping the copy. If the copy exists before the guest runs, the write costs one
 //! exit, and KVM maps up to seven neighbours at the same time.
-//!
-//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::map_layers::MappingPlan;

@@ -1,5 +1,8 @@
 //! Reverts guest memory to the layers of a snapshot, in the process that runs the guest.
 //!
+//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
+//! from its ancestors. A *chunk* is 64 KiB of memory.
+//!
 //! Files of layers are mapped privately: the first write to a page of the guest creates a private
 //! copy of the page. All other pages show the mapping below: a file, or zeroes. A snapshot does not
 //! change the mappings. Its content of a chunk consists of the private pages at that time and of
@@ -19,9 +22,6 @@
 //! that the guest has not written since the target snapshot are retained, too.
 //!
 //! If the revert fails, memory is inconsistent, and the guest must not run again.
-//!
-//! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors. A *chunk* is 64 KiB of memory.
 
 use super::failed;
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};

@@ -1,6 +1,10 @@
 //! Detects which private pages the guest has written since its newest snapshot, so that the next
 //! snapshot compares, and a rollback to that snapshot reverts, only these pages.
 //!
+//! A *private* page of the guest belongs to this process alone, because the guest has written it or
+//! the VMM has copied it. The *writer* is a process forked from the VMM, which writes the memory of
+//! a snapshot to files.
+//!
 //! A snapshot write-protects the private pages with a userfaultfd in asynchronous mode (Linux 6.7).
 //! The kernel resolves the first write to such a page by itself, and [`super::pagemap_scan`] then
 //! reports the page as written. The fork of the snapshot's writer write-protects the same pages, so
@@ -8,10 +12,6 @@
 //!
 //! The userfaultfd handles no fault. It cannot handle faults of the kernel, because it is created
 //! without this right. A compromised VMM therefore cannot use it to delay the kernel.
-//!
-//! A *private* page of the guest belongs to this process alone, because the guest has written it or
-//! the VMM has copied it. The *writer* is a process forked from the VMM, which writes the memory of
-//! a snapshot to files.
 
 use super::linear_memory::{CHUNK_SIZE, LinearMemory};
 use super::pagemap_scan::protect_private;

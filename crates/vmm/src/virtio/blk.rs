@@ -2,11 +2,9 @@
 //! between guest memory and the page cache of the host.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
-//! from its ancestors.
-//!
-//! The *overlay* is the file that receives the disk writes of a guest. A snapshot *freezes* the
-//! overlay: the file becomes a layer, and a new overlay receives later writes. A *thaw* undoes
-//! this.
+//! from its ancestors. The *overlay* is the file that receives the disk writes of a guest. A
+//! snapshot *freezes* the overlay: the file becomes a layer, and a new overlay receives later
+//! writes. A *thaw* undoes this.
 
 mod disk;
 mod disk_limiter;

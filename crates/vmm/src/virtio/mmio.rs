@@ -158,7 +158,7 @@ impl MmioDevice {
         self.failure.take()
     }
 
-    /// Returns and clears a warning about the host's files for the sandbox's owner.
+    /// Returns and clears a warning for the sandbox's owner, about files of the host.
     pub fn take_warning(&mut self) -> Option<String> {
         self.device.take_warning()
     }

@@ -1,6 +1,9 @@
 //! virtio-vsock (virtio 1.2 section 5.10): stream sockets between the guest and Unix streams on the
 //! host.
 //!
+//! The *credit* of a connection is the number of bytes for which the receiver still has buffer
+//! space. The *muxer* is the multiplexer of all connections of a guest.
+//!
 //! Every connection joins a pair of ports to one Unix stream. Bytes are copied directly from the
 //! stream to the guest's receive buffers, and from the guest's transmit buffers to the stream. The
 //! process only buffers bytes that a slow host does not accept at once. For each connection, they
@@ -14,10 +17,6 @@
 //! ```text
 //! queues <-> device (rings, timer) <-> muxer (lookup, order) <-> connection <-> Unix stream
 //! ```
-//!
-//! The *credit* of a connection is the number of bytes for which the receiver still has buffer
-//! space. The *muxer* is the multiplexer of all connections of a guest.
-
 mod connect_limit;
 mod connection;
 mod credit;

@@ -22,9 +22,9 @@ pub const MAX_REQUEST_BYTES: usize = 4 << 20;
 #[derive(Debug)]
 enum BlockRequestError {
     Unsupported,
-    /// The request is invalid, or a file is shorter than the disk.
+    /// The request is invalid.
     Io,
-    /// The host failed to read or write a file.
+    /// The host failed to read or write a file, or a file is shorter than the disk.
     Host(io::Error),
 }
 

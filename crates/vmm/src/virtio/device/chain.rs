@@ -1,12 +1,12 @@
 //! Descriptor chains of a virtqueue: checks them, resolves them to host memory, and serves all
 //! available chains of a queue ([`drain`]).
 //!
+//! A *kick* is the driver's notification that it has added chains to the available ring. While a
+//! device serves a queue, it disables kicks, because it checks for further chains itself.
+//!
 //! Invariant: a [`DescriptorChain`] is complete. `virtio_queue` ends its iteration silently if a
 //! chain is broken (loops, nested indirect tables, tables outside memory). This module therefore
 //! checks the `NEXT` flag of the last descriptor, so that no device serves an incomplete request.
-//!
-//! A *kick* is the driver's notification that it has added chains to the available ring. While a
-//! device serves a queue, it disables kicks, because it checks for further chains itself.
 
 use super::{DeviceError, Interrupt};
 use crate::GuestMemory;

@@ -1,12 +1,12 @@
 //! Frames from the tap to the guest.
 //!
+//! A *chain* is a buffer that the guest has added to the receive queue. A *kick* is the guest's
+//! notification that it has added chains.
+//!
 //! The tap is watched edge-triggered, and `readable` remains set until a read finds the tap empty.
 //! A guest without buffers therefore causes no wakeups. A frame is only read from the tap if a
 //! buffer is available. If the frame is larger than the available buffers, it is retained until the
 //! guest adds more.
-//!
-//! A *chain* is a buffer that the guest has added to the receive queue. A *kick* is the guest's
-//! notification that it has added chains.
 
 use super::MAX_FRAME_BYTES;
 use super::header::{HEADER_BYTES, set_num_buffers};
