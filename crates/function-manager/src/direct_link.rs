@@ -1,8 +1,8 @@
 //! Link over which a tenant's process receives client connections that the process then serves
 //! without the daemon.
 //!
-//! The *maintenance pass* runs twice per second. It reads the log and the metrics of each function
-//! that ran since the last pass from the process.
+//! A *tenant* is one owner of functions. The *maintenance pass* runs twice per second. It reads the
+//! log and the metrics of each function that ran since the last pass from the process.
 
 use crate::function_error::FunctionError;
 use crate::function_state::FunctionState;
@@ -144,7 +144,7 @@ impl DirectLink {
         Err(FunctionError::Unavailable(message))
     }
 
-    /// Sends an open connection to the runtime, as a file descriptor over a Unix socket.
+    /// Sends an open connection to the process, as a file descriptor over a Unix socket.
     async fn pass(&self, message: &DirectConnection, stream: &OwnedFd) -> Result<(), ChannelError> {
         loop {
             let ready = self.socket.writable().await;

@@ -1,14 +1,16 @@
 //! Broker of a tenant's outgoing connections, one thread per tenant.
 //!
+//! A *tenant* is an API key, or the *operator*: the owner of the host.
+//!
 //! A tenant's process has no network. It requests a connection by host and port from the broker, a
 //! thread of the daemon. The broker checks the function's list of hosts, which the process cannot
 //! change. It resolves the name, checks the addresses, connects and performs the TLS handshake. It
 //! then passes one end of a pair of Unix sockets to the process, and copies data between the other
 //! end and the host within limits.
 //!
-//! A *tenant* is an API key, or the *operator*: the owner of the host. A function deployed with a
-//! sandbox key also reaches the control plane under a reserved name. For such a connection, the
-//! broker passes the other end of the pair to the control plane, which verifies the key.
+//! A function deployed with a *sandbox key* (a credential for sandboxes) also reaches the control
+//! plane under a reserved name. For such a connection, the broker passes the other end of the pair
+//! to the control plane, which verifies the key.
 mod allow_list;
 mod destination;
 mod relay;

@@ -2,9 +2,8 @@
 //! record.
 //!
 //! The *world* of a module is the interface between the module and its host. A *sandbox key* is a
-//! credential that a deployment grants to a function, so that the function can use sandboxes.
-//!
-//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
+//! credential that a deployment grants to a function, so that the function can use sandboxes. A
+//! *direct* connection is passed from the daemon to the process of the tenant, which then serves
 //! its requests without the gateway.
 
 use crate::egress::AllowList;

@@ -1,11 +1,11 @@
 //! Functions of a host, on the daemon's side: modules and versions on disk, one process per owner
 //! that runs them, and requests to this process.
 //!
-//! The process is the program `jiffy-functions` (crates/function-runtime), which links Wasmtime;
-//! this crate does not. docs/design-functions.md explains the design.
-//!
 //! An *owner* of functions, also called *tenant*, is an API key, or the *operator*: the owner of
 //! the host. The *engine* is Wasmtime with its settings: machine code depends on the engine.
+//!
+//! The process is the program `jiffy-functions` (crates/function-runtime), which links Wasmtime;
+//! this crate does not. docs/design-functions.md explains the design.
 
 pub mod compile_slots;
 pub mod compiler;

@@ -1,12 +1,12 @@
 //! Reports of a tenant's process to the daemon whether a direct connection is idle or busy with a
 //! request. The daemon counts only busy connections against the limits of the key.
 //!
+//! A *tenant* is one owner of functions. A *direct* connection is passed from the daemon to the
+//! process of the tenant, which then serves its requests without the gateway.
+//!
 //! The pauses between the requests of a busy connection last fractions of a millisecond. A change
 //! is reported only after it has lasted for [`SETTLE_TIME`], so that short requests and short
 //! pauses cause no messages.
-//!
-//! A *tenant* is one owner of functions. A *direct* connection is passed from the daemon to the
-//! process of the tenant, which then serves its requests without the gateway.
 
 use crate::head_timeout::InFlightRequests;
 use std::pin::Pin;

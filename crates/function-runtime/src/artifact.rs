@@ -1,13 +1,13 @@
 //! Files of compiled modules: a header, followed by machine code as serialized by Wasmtime. The
 //! header is checked before any other part of the file is used.
 //!
-//! Wasmtime trusts the data that it deserializes: a forged file would run as code of the process.
-//! The header contains the engine's fingerprint, the owner and the code's digest. The loader also
-//! requires the digest of the whole file, which the daemon recorded after the compilation.
-//!
 //! The *world* of a module is the interface between the module and its host. The *engine* is
 //! Wasmtime with its settings. Its *fingerprint* is a digest of everything that determines the
 //! machine code.
+//!
+//! Wasmtime trusts the data that it deserializes: a forged file would run as code of the process.
+//! The header contains the engine's fingerprint, the owner and the code's digest. The loader also
+//! requires the digest of the whole file, which the daemon recorded after the compilation.
 
 use jiffy_proto::function::World;
 

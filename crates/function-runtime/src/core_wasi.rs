@@ -2,13 +2,13 @@
 //! function's log. They have the names and types of WASI preview 1, which the compilers of many
 //! languages emit. Modules have no arguments, environment, files or sockets.
 //!
-//! `jiffy-core/1` is the interface between the host and a function that is a core module. The host
-//! calls three exports for each request: `jiffy_buf` returns an address for the request,
-//! `jiffy_handle` handles the request, and `jiffy_out` returns the address of the response.
-//!
 //! A *worker* is a thread that serves requests. An *epoch* is a short interval, counted by the
 //! thread in `epoch_ticker`. A *fiber* is a stack of its own on which a guest can yield to other
 //! requests. A guest on a fiber yields when an epoch ends.
+//!
+//! `jiffy-core/1` is the interface between the host and a function that is a core module. The host
+//! calls three exports for each request: `jiffy_buf` returns an address for the request,
+//! `jiffy_handle` handles the request, and `jiffy_out` returns the address of the response.
 
 use crate::logs::RequestLog;
 use crate::memory_limiter::MemoryLimiter;

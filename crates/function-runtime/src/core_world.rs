@@ -1,15 +1,15 @@
 //! World `jiffy-core/1`, the interface of core modules: the host writes a request to the guest's
 //! memory as one message, and reads the response from this memory as one message.
 //!
+//! The *head* of a request or response is its first line and its headers, without the body. An
+//! *epoch* is a short interval, counted by the thread in `epoch_ticker`. A guest on a fiber yields
+//! when an epoch ends.
+//!
 //! The lines of a message end in LF: `METHOD PATH` or a status, then `name: value` for each header,
 //! then an empty line and the body.
 //!
 //! A guest runs on a *fiber*, a stack of its own on which it can yield to other requests. Short
 //! requests run without a fiber, on the stack of their worker thread.
-//!
-//! The *head* of a request or response is its first line and its headers, without the body. An
-//! *epoch* is a short interval, counted by the thread in `epoch_ticker`. A guest on a fiber yields
-//! when an epoch ends.
 
 use crate::core_wasi::{self, CoreState, GuestStack};
 use crate::cpu_meter::{BusyTooLong, MAX_BUSY_TIME, thread_cpu};

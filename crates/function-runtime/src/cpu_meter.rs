@@ -1,12 +1,12 @@
 //! Processor time of a guest, summed over the polls of its future.
 //!
+//! An *epoch* is a short interval, counted by the thread in `epoch_ticker`. A guest usually runs on
+//! a *fiber*, a stack of its own, and yields to other requests when an epoch ends. A *worker* is a
+//! thread that runs guests.
+//!
 //! Reading a thread's processor time is a system call, which takes half a microsecond on a virtual
 //! machine. Polls of at most [`MAX_UNREAD`] are therefore measured with the monotonic clock, which
 //! counts too much only if another thread used the processor in the meantime.
-//!
-//! An *epoch* is a short interval, counted by the thread in `epoch_ticker`. A *fiber* is a stack of
-//! its own on which a guest can yield to other requests. A guest on a fiber yields when an epoch
-//! ends.
 
 use crate::fault::RequestFault;
 use nix::time::{ClockId, clock_gettime};

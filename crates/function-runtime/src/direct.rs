@@ -2,9 +2,6 @@
 //! from the first request without consuming it, and passes the socket to this process. The process
 //! then serves all requests of the connection; they bypass the gateway.
 //!
-//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
-//! its requests without the gateway.
-//!
 //! The *head* of a request or response is its first line and its headers, without the body. A
 //! *permit* counts towards a limit until it is dropped.
 

@@ -1,14 +1,14 @@
 //! Reset `fast`: after a request, restores the pages that the request wrote, and retains them in
 //! the slot instead of releasing them to the kernel.
 //!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other. The *reset* cleans a slot after a request.
+//!
 //! Wasmtime finds the written pages with the ioctl `PAGEMAP_SCAN`. Wasmtime 48 has two defects
 //! here: its mask misses pages that are swapped out or migrated during the scan, and its result has
 //! room for 32 regions. Both are corrected in an interposed `ioctl` ([`page_scan`]), where a scan
 //! is also answered without the kernel if the request caused no page fault ([`retained_pages`]).
 //! SECURITY.md states the permitted effects of the interposition and its failure modes.
-//!
-//! A *slot* is address space for the memory of one instance, which requests use one after the
-//! other. The *reset* cleans a slot after a request.
 
 mod page_scan;
 mod retained_pages;

@@ -2,10 +2,8 @@
 //! requests.
 //!
 //! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
-//! its requests without the gateway.
-//!
-//! A *permit* counts towards a limit until it is dropped. The *world* of a module is the interface
-//! between the module and its host.
+//! its requests without the gateway. A *permit* counts towards a limit until it is dropped. The
+//! *world* of a module is the interface between the module and its host.
 
 use crate::artifact::Digest;
 use crate::core_world::CoreFunction;

@@ -1,10 +1,10 @@
 //! Connections with a timeout for the head of a request. The timeout starts when the connection
 //! starts, and again after each response.
 //!
+//! The *head* of a request or response is its first line and its headers, without the body.
+//!
 //! Each connection has one timer. The timer is not reset for each request: an earlier deadline
 //! would have to wake the runtime, which costs a system call.
-//!
-//! The *head* of a request or response is its first line and its headers, without the body.
 
 use std::io;
 use std::pin::Pin;

@@ -1,10 +1,9 @@
 //! `jiffy-functions`: the process that runs a tenant's functions (`serve`), and the compiler of
 //! modules (`compile`). The daemon starts both.
 //!
-//! A *tenant* is the owner of functions. All functions of a tenant run in one process.
-//!
-//! A *slot* is address space for the memory of one instance, which requests use one after the
-//! other. The *reset* cleans a slot after a request.
+//! A *tenant* is the owner of functions. All functions of a tenant run in one process. A *slot* is
+//! address space for the memory of one instance, which requests use one after the other. The
+//! *reset* cleans a slot after a request.
 
 use clap::{Args, Parser, Subcommand};
 use jiffy_function_runtime::compile;

@@ -1,8 +1,8 @@
 //! Metrics of the requests to one function, which the daemon reads.
 //!
-//! This code runs in the process of one owner, which executes its functions.
-//!
 //! The *head* of a request or response is its first line and its headers, without the body.
+//!
+//! This code runs in the process of one owner, which executes its functions.
 
 use crate::fault::RequestFault;
 use jiffy_proto::function::{LATENCY_BUCKETS_US, MetricsSnapshot};

@@ -2,12 +2,11 @@
 //! each request, applies its limits and runs a guest (an instance of the function's module).
 //!
 //! A *tenant* is one owner of functions. A *slot* is address space for the memory of one instance,
-//! which requests use one after the other.
-//!
-//! The *head* of a request or response is its first line and its headers, without the body. A
-//! *permit* counts towards a limit until it is dropped. An *epoch* is a short interval, counted by
-//! the thread in `epoch_ticker`. A *fiber* is a stack of its own on which a guest can yield to
-//! other requests. A guest on a fiber yields when an epoch ends.
+//! which requests use one after the other. The *head* of a request or response is its first line
+//! and its headers, without the body. A *permit* counts towards a limit until it is dropped. An
+//! *epoch* is a short interval, counted by the thread in `epoch_ticker`. A *fiber* is a stack of
+//! its own on which a guest can yield to other requests. A guest on a fiber yields when an epoch
+//! ends.
 
 use crate::core_wasi::CoreState;
 use crate::cpu_meter::{MeteredGuest, RequestUsage};

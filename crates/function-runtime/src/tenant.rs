@@ -1,12 +1,11 @@
 //! [`Tenant`]: the functions in this process by name, the engine that runs them, and the resources
 //! that they share.
 //!
-//! A tenant is one owner of functions. Each tenant has a process of its own (`jiffy-functions
-//! serve`).
+//! A *tenant* is one owner of functions. Each tenant has a process of its own (`jiffy-functions
+//! serve`). A *direct* connection is passed from the daemon to the process of the tenant, which
+//! then serves its requests without the gateway. The *world* of a module is the interface between
+//! the module and its host.
 //!
-//! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
-//! its requests without the gateway. The *world* of a module is the interface between the module
-//! and its host.
 
 use crate::artifact::{self, ArtifactError, Digest};
 use crate::cpu_meter::{MeteredGuest, RequestUsage};

@@ -1,10 +1,10 @@
 //! Loads versions of functions into the process of an owner. Machine code depends on the version of
 //! the runtime. A version is compiled again if its machine code is for another one.
 //!
+//! A *permit* counts towards a limit until it is dropped.
+//!
 //! A version is one deployment of a function. It is loaded at the first call after a deployment, or
 //! after the process was started.
-//!
-//! A *permit* counts towards a limit until it is dropped.
 
 use super::{Functions, Owner};
 use crate::blocking::blocking;

@@ -1,6 +1,6 @@
 //! Logs and metrics of functions, read from the processes of their owners.
 //!
-//! All functions of one owner run in one process, which keeps the latest log entries and counters
+//! All functions of one owner run in one process, which stores the latest log entries and counters
 //! in memory.
 //!
 //! A daemon *adopts* the processes that continued to run while no daemon ran.

@@ -2,10 +2,8 @@
 //! process may outlive the daemon, and the next daemon adopts it: it continues to use the process.
 //!
 //! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
-//! its requests without the gateway.
-//!
-//! A *slot* is address space for the memory of one instance, which requests use one after the
-//! other. The *reset* cleans a slot after a request.
+//! its requests without the gateway. A *slot* is address space for the memory of one instance,
+//! which requests use one after the other. The *reset* cleans a slot after a request.
 
 use super::{Functions, Owner, Shared};
 use crate::blocking::blocking;

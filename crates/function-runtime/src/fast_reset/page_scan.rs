@@ -1,5 +1,8 @@
 //! Interposed `ioctl`, which corrects the page scans of Wasmtime.
 //!
+//! A *slot* is address space for the memory of one instance, which requests use one after the
+//! other. The *reset* cleans a slot after a request.
+//!
 //! Wasmtime scans for pages that are written *and* present. A page that the kernel swaps out or
 //! migrates during the scan is not present, so that Wasmtime would leave the bytes of the request
 //! in it. The linker redirects `ioctl` to this module (`build.rs`; rustix calls `ioctl` of libc
@@ -11,11 +14,6 @@
 //! - An engine whose own check of the kernel did not call this module is rejected
 //!   ([`super::engine`]).
 //! - The seccomp filter of a tenant's process allows only scans with [`MARKER`], which is set here.
-//!
-//! A *slot* is address space for the memory of one instance, which requests use one after the
-//! other.
-//!
-//! The *reset* cleans a slot after a request.
 
 use super::retained_pages;
 use jiffy_proto::page_scan::{FILE, PAGEMAP_SCAN, PFNZERO, PRESENT, PageScan, SWAPPED, WRITTEN};
