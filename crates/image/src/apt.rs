@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// One-line sources (sources.list(5)) of a Debian release for use during a build.
+/// Returns the one-line sources (sources.list(5)) of a Debian release for use during a build.
 pub(crate) fn build_sources(suite: &str) -> Vec<String> {
     let found: Vec<String> = source_files(Path::new("/etc/apt"))
         .iter()
@@ -33,7 +33,7 @@ pub(crate) fn build_sources(suite: &str) -> Vec<String> {
     }
 }
 
-/// Public archive with updates and security fixes, which sandboxes use.
+/// Returns the public archive with updates and security fixes, which sandboxes use.
 pub(crate) fn public_sources(suite: &str) -> Vec<String> {
     vec![
         format!("deb http://deb.debian.org/debian {suite} main"),
@@ -42,7 +42,7 @@ pub(crate) fn public_sources(suite: &str) -> Vec<String> {
     ]
 }
 
-/// Transport options of the host's apt, such as a proxy, as apt.conf(5) lines.
+/// Returns the transport options of the host's apt, such as a proxy, as apt.conf(5) lines.
 pub(crate) fn host_options() -> Vec<String> {
     let dump = Command::new("apt-config")
         .arg("dump")

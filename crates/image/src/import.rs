@@ -1,11 +1,11 @@
 //! Imports existing images as templates: from a registry, an archive or a directory.
 //!
+//! A *stock template* is a template whose recipe Jiffy contains. A *blob* is a file of a registry,
+//! such as a compressed layer. The *diff id* of a layer is the SHA-256 of its uncompressed archive.
+//!
 //! An import from a registry first downloads all layers without a lock ([`FetchedImage`]). Then
 //! [`ImportJob`] unpacks the layers and writes the image, under the lock of the template and the
 //! lock of the layer store.
-//!
-//! A *stock template* is a template whose recipe Jiffy contains. A *blob* is a file of a registry,
-//! such as a compressed layer. The *diff id* of a layer is the SHA-256 of its uncompressed archive.
 
 mod bounded;
 mod byte_progress;

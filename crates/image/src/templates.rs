@@ -1,10 +1,10 @@
 //! Templates of a data directory: bootable images with defaults, each under a name and a tag.
 //!
+//! The *version* of a template is a hash of its images, defaults and startup settings.
+//!
 //! A template is a directory with a manifest. The manifest names the images by digest; the images
 //! themselves are in the [`ImageStore`]. Every change replaces the whole directory atomically under
 //! the lock of the template, so reading a manifest needs no lock.
-//!
-//! The *version* of a template is a hash of its images, defaults and startup settings.
 
 use crate::file::{FileError, OnPath, UNFINISHED};
 use crate::home::Home;

@@ -1,12 +1,12 @@
 //! Exports templates to files, and imports them from files, from a network or from a shared store.
 //!
-//! The file is a tar archive, compressed with zstd: `template.json`, then the images in order,
-//! lowest first. Files are not trusted: their size is bounded, every image must have the digest in
-//! the manifest, and only guests mount the images.
-//!
 //! The *version* of a template is a hash of its images, defaults and startup settings. A snapshot
 //! is bound to the version of its template ([`crate::version`]). A *stock template* is a template
 //! that Jiffy can build itself, and its *recipe* is the source of this build.
+//!
+//! The file is a tar archive, compressed with zstd: `template.json`, then the images in order,
+//! lowest first. Files are not trusted: their size is bounded, every image must have the digest in
+//! the manifest, and only guests mount the images.
 
 use crate::file::OnPath;
 use crate::images::ImageStore;

@@ -133,7 +133,7 @@ pub struct RequestHeader {
     pub opcode: u32,
     /// Id, which the reply repeats.
     pub id: u64,
-    /// Node.
+    /// Number of the node (file, directory or link) of the request.
     pub node: u64,
     /// User of the process that made the request.
     pub uid: u32,
@@ -289,7 +289,8 @@ impl FieldsMut for Vec<u8> {
     }
 }
 
-/// Appends a request without its body. [`finish`] sets its length.
+/// Appends a request without its body. [`finish`] sets its length. `owner` are the user and the
+/// group of the process that makes the request.
 pub fn begin_request(message: &mut Vec<u8>, opcode: u32, id: u64, node: u64, owner: (u32, u32)) {
     message.put_u32(0); // length, set by `finish`
     message.put_u32(opcode);

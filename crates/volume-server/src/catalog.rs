@@ -17,8 +17,8 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Schema. `parent` of a node is the parent of a directory. `position` orders the entries of a
-/// directory, so that a listing continues correctly after changes.
+/// Schema. The column `parent` of a node is used for directories only. `position` orders the
+/// entries of a directory, so that a listing continues correctly after changes.
 const SCHEMA: Schema = Schema {
     version: 1,
     tables: "

@@ -42,6 +42,7 @@ fn append(
     out.put_u64(found.node);
     out.put_u64(offset);
     out.put_u32(u32::try_from(name.len()).unwrap_or(0));
+    // Type of the file, in the upper bits of the mode.
     out.put_u32(found.mode >> 12);
     out.extend_from_slice(name);
     out.resize(start + padded, 0);

@@ -1,6 +1,9 @@
 //! Image of a volume: one file with its catalog and the contents of its files, for a store that
 //! divides files into chunks.
 //!
+//! A *node* is a file, directory or link of a volume, identified by a number. The *charged* bytes
+//! of a file are its length, rounded up to 4 KiB.
+//!
 //! | offset | bytes | content |
 //! |---|---|---|
 //! | 0 | 8 | `JIFFYVOL` |
@@ -17,9 +20,6 @@
 //! Numbers are little-endian. Large contents start at multiples of the size of a chunk. Small
 //! contents share chunks with contents of similar numbers. A change of one file therefore changes
 //! few chunks.
-//!
-//! A *node* is a file, directory or link of a volume, identified by a number. The *charged* bytes
-//! of a file are its length, rounded up to 4 KiB.
 
 mod read;
 

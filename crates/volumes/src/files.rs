@@ -1,4 +1,7 @@
 //! Access to the files of a volume by the daemon: a client of the volume's server.
+//!
+//! The client sends the same FUSE requests (Linux `include/uapi/linux/fuse.h`) as the kernel of a
+//! guest. A *node* is a file, directory or link, identified by a number.
 
 mod tree;
 
@@ -79,6 +82,7 @@ impl VolumeFiles {
         // Steps of two leave room for interrupts, which the kernel sends with odd ids.
         let id = self.next;
         self.next += 2;
+        // New files belong to user 0 and group 0, unless the caller changes them.
         begin_request(&mut self.request, opcode, id, node, (0, 0));
         body(&mut self.request);
         finish(&mut self.request);
@@ -363,7 +367,7 @@ impl Upload {
         // The content is on the disk before the name refers to it.
         let synced = self
             .files
-            .call(opcode::FSYNC, self.node, |body| body.put_u64(0))?;
+            .call(opcode::FSYNC, self.node, |body| body.put_u64(0 /* fh */))?;
         at(parts, synced.map(|_| ()))?;
         let (_, name) = self.path.split().ok_or(FileError::Root)?;
         let node = self.node;

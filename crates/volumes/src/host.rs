@@ -60,7 +60,7 @@ impl HostVolumes {
             source,
         };
         let directory = self.servers.create(&created).map_err(failed)?;
-        // The volume is found after its files are complete.
+        // Add the volume to the database last: it can be used only after its files are complete.
         let filled = fill(&directory).map_err(VolumeError::from);
         if let Err(e) = filled.and_then(|()| self.volumes.add(&created)) {
             // Ignore the error: the first error is reported, and the next start removes the files.

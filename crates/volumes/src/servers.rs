@@ -159,7 +159,7 @@ impl VolumeServers {
     }
 
     /// Writes an image of a volume to the empty file `image`. Starts the server if necessary.
-    /// Returns the charged bytes of its files.
+    /// Returns the charged bytes of its files: their lengths, each rounded up to 4 KiB.
     pub fn write_image(&self, volume: &Volume, image: &File) -> io::Result<u64> {
         self.with_server(volume, |socket| process::write_image(socket, image))
     }

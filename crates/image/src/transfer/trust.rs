@@ -1,10 +1,10 @@
 //! Digests that decide whether an exported template may have the name of a stock template.
 //!
-//! The recipe hash in a file is an unverified statement of its author. A file is trusted if its
-//! SHA-256 is in the list of the installed package, or if the caller specifies its SHA-256.
-//!
 //! A *stock template* is a template whose recipe Jiffy contains. A *recipe* is the source of a
 //! stock template: a directory with its packages, files and settings.
+//!
+//! The recipe hash in a file is an unverified statement of its author. A file is trusted if its
+//! SHA-256 is in the list of the installed package, or if the caller specifies its SHA-256.
 
 use crate::import::ImportError;
 use crate::template_model::{Recipe, Reference, TemplateManifest};

@@ -36,7 +36,7 @@ const STOP: u8 = 4;
 const WATCH: u8 = 8;
 /// Flag of a message with a file, to which the process writes an image of the volume.
 const IMAGE: u8 = 16;
-/// Reply to a session that was started.
+/// Reply to a session that was started. Any other reply means that it was not started.
 const STARTED: u8 = 0;
 /// Length of the reply to the request for an image: error number and charged bytes.
 const IMAGE_REPLY: usize = 12;
