@@ -5,7 +5,6 @@
 //! serve`). A *direct* connection is passed from the daemon to the process of the tenant, which
 //! then serves its requests without the gateway. The *world* of a module is the interface between
 //! the module and its host.
-//!
 
 use crate::artifact::{self, ArtifactError, Digest};
 use crate::cpu_meter::{MeteredGuest, RequestUsage};

@@ -365,9 +365,9 @@ impl Upload {
             at(parts, self.files.set_node(self.node, self.new)?)?;
         }
         // The content is on the disk before the name refers to it.
-        let synced = self
-            .files
-            .call(opcode::FSYNC, self.node, |body| body.put_u64(0 /* fh */))?;
+        let synced = self.files.call(opcode::FSYNC, self.node, |body| {
+            body.put_u64(0); // fh
+        })?;
         at(parts, synced.map(|_| ()))?;
         let (_, name) = self.path.split().ok_or(FileError::Root)?;
         let node = self.node;
