@@ -2,11 +2,11 @@
 //! client connection that the process of a function serves itself, without the daemon
 //! (`direct_listener.rs`).
 //!
+//! A *permit* counts towards a limit until it is dropped.
+//!
 //! A direct connection counts as an in-flight request of the key that owns the function only while
 //! a request is in flight. If idle connections counted, clients without a key could exhaust the
 //! limit of that key with them.
-//!
-//! A *permit* counts towards a limit until it is dropped.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

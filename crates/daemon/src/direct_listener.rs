@@ -3,9 +3,8 @@
 //! runs the function.
 //!
 //! An *exchange* is a request to a sandbox or function with its response or stream. Each key has a
-//! limit of exchanges at the same time. A *permit* counts towards a limit until it is dropped.
-//!
-//! The *head* of a request or response is its first line and its headers, without the body.
+//! limit of exchanges at the same time. A *permit* counts towards a limit until it is dropped. The
+//! *head* of a request or response is its first line and its headers, without the body.
 
 use crate::direct_connections::{DirectConnectionPermit, DirectConnections};
 use anyhow::Context;

@@ -2,13 +2,13 @@
 //! other members. Also opens the tables of API keys and template names, and handles calls of other
 //! members.
 //!
-//! These parts exist only if the data directory contains `fleet.toml`. A *member* is a host of the
-//! fleet. The *coordinator* is the member that selects the hosts of new sandboxes. A *shard* is a
-//! part of the fleet's sandboxes: a new fleet has only shard 0.
-//!
 //! The *head* of a sandbox is the record in the store that decides which member may run the
 //! sandbox. A *roster* is the list of the sandboxes of a member, for the time after its loss. A
 //! *front* is a machine without sandboxes that passes requests of clients to the members.
+//!
+//! These parts exist only if the data directory contains `fleet.toml`. A *member* is a host of the
+//! fleet. The *coordinator* is the member that selects the hosts of new sandboxes. A *shard* is a
+//! part of the fleet's sandboxes: a new fleet has only shard 0.
 
 mod calls;
 mod host;

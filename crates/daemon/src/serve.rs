@@ -2,11 +2,10 @@
 //!
 //! A *member* is a host of the fleet. The *head* of a sandbox is the record in the store that
 //! decides which host of a fleet may run the sandbox. The *journal* is the database of the daemon
-//! with the records of sandboxes and snapshots.
-//!
-//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest. A daemon *adopts* the guests that continued to run while no
-//! daemon ran. A *spare* is a VMM process that the daemon starts in advance for the next guest.
+//! with the records of sandboxes and snapshots. A *slot* is a network namespace with its devices
+//! and rules. Slots are prepared in advance, and each is assigned to one guest. A daemon *adopts*
+//! the guests that continued to run while no daemon ran. A *spare* is a VMM process that the daemon
+//! starts in advance for the next guest.
 
 use crate::api_server::{ApiServer, HostParts};
 use crate::confinement::confine;

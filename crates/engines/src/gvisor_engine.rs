@@ -1,12 +1,11 @@
 //! [`GvisorEngine`]: starts sandboxes on gVisor from the templates and snapshots of a data
 //! directory. A helper program (`jiffy-gvisor`) runs one sentry process per sandbox.
 //!
-//! The *sentry* is gVisor's kernel in user space, one process per sandbox.
+//! The *sentry* is gVisor's kernel in user space, one process per sandbox. A *slot* is a network
+//! namespace with its devices and rules. Slots are prepared in advance, and each is assigned to one
+//! guest.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
-//!
-//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
 
 mod guest;
 mod import;
@@ -321,7 +320,8 @@ impl Engine for GvisorEngine {
         let helper = &self.runtime()?.helper;
         let manifest = self.manifest(id)?;
         let prepared = self.templates.prepare_version(&manifest.template).await?;
-        // A snapshot that is booted instead of restored, see `record_working_set`.
+        // A *boot snapshot* is the snapshot of a template from which a sandbox is booted instead of
+        // restored. `record_working_set` marks it.
         let is_boot = self.store.is_boot(id);
         let mut step = steps::begin("network_slot");
         let lease = if manifest.net {

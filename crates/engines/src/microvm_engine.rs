@@ -1,11 +1,11 @@
 //! [`MicroVmEngine`]: starts microVMs from the templates and snapshots of a data directory. The
 //! submodules implement the guest, the snapshot files, and restores.
 //!
-//! A daemon *adopts* the guests that continued to run while no daemon ran.
-//!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest. The *site* is the network in which the sandboxes run. Its
 //! settings are certificate authorities and a proxy.
+//!
+//! A daemon *adopts* the guests that continued to run while no daemon ran.
 
 mod boot;
 mod guest;
@@ -113,7 +113,8 @@ impl Engine for MicroVmEngine {
                 disk_snapshot: true,
                 live_snapshot: true,
                 incremental: true,
-                // The first `policy` contains the policy in force and the reason for it.
+                // `shared.policy` is the policy in force with its reason. Its field `policy` is the
+                // policy itself.
                 fork_shares_memory: self.shared.policy.policy != RestorePolicy::CopyAll,
                 rollback: true,
                 pause_frees_memory: true,

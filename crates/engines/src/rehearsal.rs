@@ -1,6 +1,9 @@
 //! Rehearsals: a guest runs a command before its first real command, so that the pages which both
 //! touch are already in memory.
 //!
+//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
+//! before its sandbox can be used.
+//!
 //! Until its first command ends, a guest touches some hundred pages of its kernel, its agent and
 //! the C library, each with an exit to the host. There are three rehearsals:
 //! - A template's guest rehearses before its snapshot is taken. Programs and libraries are then in
@@ -8,9 +11,6 @@
 //! - The guest that records a template's working set also performs the template's first use.
 //! - A guest in the warm pool rehearses once more, under a temporary identity. The pages that it
 //!   writes are then already private when the sandbox is handed out.
-//!
-//! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
 
 use crate::vm_agent::agent;
 use jiffy_agent_client::{ClientError, ProcessSpec};

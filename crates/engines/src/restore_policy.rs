@@ -1,5 +1,7 @@
 //! Memory policy for restored sandboxes, and measured cost of the engines. `jiffy doctor --measure`
 //! stores both in `<home>/host.json`, which is only used on the host that it describes.
+//!
+//! The *working set* of a snapshot consists of the memory pages that a restored guest uses first.
 
 use jiffy_engine_api::now_ms;
 use jiffy_microvm_engine::host_kvm::{self, KvmKind};

@@ -1,9 +1,8 @@
 //! Calls of the API between members of a fleet, over the members' channel: a member forwards the
 //! calls on sandboxes of other members, and receives theirs.
 //!
-//! A *member* is a host of the fleet.
-//!
-//! The *head* of a request or response is its first line and its headers, without the body.
+//! A *member* is a host of the fleet. The *head* of a request or response is its first line and its
+//! headers, without the body.
 
 use async_trait::async_trait;
 use axum::Router;

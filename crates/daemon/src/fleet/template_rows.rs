@@ -1,7 +1,7 @@
 //! Publishes the templates of this host to the fleet: a row in the table of template names for each
 //! name and tag. Other members find the templates by these rows.
 //!
-//! A *member* is a host of the fleet.
+//! A *member* is a host of the fleet. The *home* of a row is the member that has published it.
 
 use jiffy_fleet::node::Node;
 use jiffy_fleet::tables::{Action, Tables};

@@ -1,13 +1,13 @@
 //! Lazy restores: guests start from snapshots whose memory is not completely stored on this host.
 //!
+//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *layer* is the
+//! part of a memory or disk that one snapshot stores: the content that differs from its ancestors.
+//! A *chunk* is 64 KiB of memory.
+//!
 //! The VMM requests missing chunks when the guest accesses them (userfaultfd). It requests them
 //! from the *fetcher*, a process of this host that downloads chunks from the shared store. A
 //! *grant* is a file that permits one VMM to read the layers of its snapshot. Fetched chunks are
 //! stored in a cache. A *pin* is a file of a snapshot that prevents the cache from evicting chunks.
-//!
-//! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *layer* is the
-//! part of a memory or disk that one snapshot stores: the content that differs from its ancestors.
-//! A *chunk* is 64 KiB of memory.
 
 use super::MicroVmEngine;
 use jiffy_engine_api::EngineError;

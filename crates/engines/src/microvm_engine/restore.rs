@@ -3,11 +3,9 @@
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used. The *overlay* is the file that receives the disk writes of a
-//! guest.
-//!
-//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest. The *lineage* of a snapshot is the snapshot and the chain of its
-//! ancestors.
+//! guest. A *slot* is a network namespace with its devices and rules. Slots are prepared in
+//! advance, and each is assigned to one guest. The *lineage* of a snapshot is the snapshot and the
+//! chain of its ancestors.
 
 use super::MicroVmEngine;
 use super::unassigned::{BootStage, UnassignedMicroVmGuest, boot_error};
