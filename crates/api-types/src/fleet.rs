@@ -3,11 +3,10 @@
 //! A *shard* is a part of the fleet's sandboxes. Its *coordinator* is the host that registers
 //! hosts, declares silent hosts dead and selects the hosts of new sandboxes. A *term* is the time
 //! during which one host has this role. A *verdict* is the coordinator's decision that a host is
-//! dead. An *epoch* of a host lasts from its registration until such a decision.
-//!
-//! The *records* of a fleet are small objects in the object store or in etcd, by which the hosts
-//! agree. *Tables* are the API keys and template names, which each host holds in memory. The
-//! *directory* lists the sandboxes of all hosts, in the memory of the coordinator.
+//! dead. An *epoch* of a host lasts from its registration until such a decision. The *records* of a
+//! fleet are small objects in the object store or in etcd, by which the hosts agree. *Tables* are
+//! the API keys and template names, which each host holds in memory. The *directory* lists the
+//! sandboxes of all hosts, in the memory of the coordinator.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

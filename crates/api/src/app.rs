@@ -2,10 +2,9 @@
 //! start.
 //!
 //! A *direct* connection is passed from the daemon to the process of the tenant, which then serves
-//! its requests without the gateway.
-//!
-//! The *warm pool* has guests that were started in advance and wait for a create. An *identity
-//! token* is a JSON Web Token by which other services recognise the sandbox.
+//! its requests without the gateway. The *warm pool* has guests that were started in advance and
+//! wait for a create. An *identity token* is a JSON Web Token by which other services recognise the
+//! sandbox.
 
 use crate::authentication_limit::AuthenticationLimit;
 use crate::comparisons::StoredComparisons;

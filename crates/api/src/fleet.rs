@@ -1,5 +1,8 @@
 //! The API in a fleet of several hosts. Each *member* (the daemon of one host) answers all calls.
 //!
+//! The *coordinator* is the member of the fleet that selects the hosts of new sandboxes and
+//! declares silent members dead.
+//!
 //! A call on a sandbox of another member is forwarded as a whole, with the key of its caller. The
 //! member that has the sandbox performs all checks. A forwarded call is never forwarded again.
 //! Lists are merged from the answers of all members ([`lists`]). One member, the coordinator,
@@ -13,9 +16,6 @@
 //!   was removed is *lost*.
 //! - The *roster* of a host is the list of its sandboxes in the store, for the time after its loss.
 //! - The *home* of an object is the member that manages it. Other members may have copies.
-//!
-//! The *coordinator* is the member of the fleet that selects the hosts of new sandboxes and
-//! declares silent members dead.
 
 mod audit;
 mod creates;

@@ -1,15 +1,13 @@
 //! Quotas of keys: their usage, and reservations within their limits.
 //!
+//! An *exchange* is a request to a sandbox or function with its response or stream. A *permit*
+//! counts towards a limit until it is dropped. In a fleet, each host has a *share* of each limit of
+//! a key, and admits operations within its share. The *floor* of a request is the minimum disk
+//! space with which its operation can start.
+//!
 //! An operation reserves the resources that it may need before it starts. The reservation is
 //! released after the resources are counted as used, so that concurrent operations cannot exceed a
 //! limit together.
-//!
-//! An *exchange* is a request to a sandbox or function with its response or stream.
-//!
-//! A *permit* counts towards a limit until it is dropped. In a fleet, each host has a *share* of
-//! each limit of a key, and admits operations within its share.
-//!
-//! The *floor* of a request is the minimum disk space with which its operation can start.
 
 mod figures;
 mod fleet;

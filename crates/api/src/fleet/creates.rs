@@ -3,9 +3,8 @@
 //!
 //! A *member* is a host of the fleet. The *coordinator* is the member of the fleet that selects the
 //! hosts of new sandboxes and declares silent members dead. An *admission* is the permission of the
-//! coordinator for one new sandbox on a host.
-//!
-//! A *row* is the entry of a sandbox or of a name in the directory of the fleet.
+//! coordinator for one new sandbox on a host. A *row* is the entry of a sandbox or of a name in the
+//! directory of the fleet.
 
 use super::forward::{AdmittedCreate, BufferedCall, Forwarded};
 use super::placement::name_taken;
@@ -65,7 +64,8 @@ impl Fleet {
             accepted.map_err(|error| ApiError::host_busy(error.to_string()))?;
             return Ok(next.run(request).await);
         }
-        // Another member has received a create with the same key.
+        // A client may have sent the create with the same key to another member before. That member
+        // then has the row of the key.
         if let Some(hash) = key
             && let Some(member) = self.reserve(hash).await?
         {

@@ -3,9 +3,8 @@
 //!
 //! A *member* is a host of the fleet. The *coordinator* is the member of the fleet that selects the
 //! hosts of new sandboxes and declares silent members dead. An *admission* is the permission of the
-//! coordinator for one new sandbox on a host.
-//!
-//! The *head* of a request or response is its first line and its headers, without the body.
+//! coordinator for one new sandbox on a host. The *head* of a request or response is its first line
+//! and its headers, without the body.
 
 use super::lists::ListPart;
 use super::route::is_moved;

@@ -1,10 +1,9 @@
 //! Lineages, merged from the answers of all members. A sandbox that was resumed on another host
 //! leaves snapshots on its former hosts, so one host does not know all of its lineage.
 //!
-//! A *member* is a host of the fleet.
-//!
-//! The *lineage* of a sandbox or snapshot consists of the snapshots and sandboxes that are
-//! connected with it: ancestors, descendants, and sandboxes created from them.
+//! A *member* is a host of the fleet. The *lineage* of a sandbox or snapshot consists of the
+//! snapshots and sandboxes that are connected with it: ancestors, descendants, and sandboxes
+//! created from them.
 
 use super::Fleet;
 use super::forward::Purpose;

@@ -1,16 +1,14 @@
 //! Sandboxes of lost hosts, and paused sandboxes that drained hosts have given up.
 //!
+//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
+//! the sandbox. The *home* is the host that has its files. A *draining* host receives no new
+//! sandboxes, and gives up its stored ones. A *member* is a host of the fleet. The *coordinator* is
+//! the member that selects the hosts of new sandboxes and declares silent members dead.
+//!
 //! Each host writes its roster, the list of its sandboxes, to the store. If a host is dead or was
 //! removed, the other hosts read its roster and show its sandboxes. A host that resumes or kills
 //! one of them removes it from the roster. The right to run a sandbox depends on its head only, not
 //! on a roster.
-//!
-//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
-//! the sandbox. The *home* is the host that has its files. A *draining* host receives no new
-//! sandboxes, and gives up its stored ones.
-//!
-//! A *member* is a host of the fleet. The *coordinator* is the member that selects the hosts of new
-//! sandboxes and declares silent members dead.
 
 mod tasks;
 

@@ -2,13 +2,9 @@
 //! roster, the list of sandboxes that each host writes to the store.
 //!
 //! The *roster* of a host is the list of its sandboxes in the store, which the other hosts read if
-//! the host is lost. A *verdict* is the decision that a host is dead.
-//!
-//! The *head* of a sandbox is the record in the store that decides which host of a fleet may run
-//! the sandbox.
-//!
-//! A *draining* host receives no new sandboxes, and gives up its stored ones: other hosts may
-//! resume them.
+//! the host is lost. A *verdict* is the decision that a host is dead. The *head* of a sandbox is
+//! the record in the store that decides which host of a fleet may run the sandbox. A *draining*
+//! host receives no new sandboxes, and gives up its stored ones: other hosts may resume them.
 
 use super::lost::LostSandbox;
 use super::route::{buffer, is_resume};

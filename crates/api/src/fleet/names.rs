@@ -1,12 +1,11 @@
 //! Template names in a fleet: finds the member and the version that a name denotes, in a table that
 //! all members hold in memory.
 //!
+//! A *member* is a host of the fleet. The *tables* of the fleet contain API keys and template
+//! names. Each member has a copy in memory.
+//!
 //! Each member publishes the names of the templates that it manages. A name therefore denotes the
 //! same template on all members, also on members that have another template of this name.
-//!
-//! A *member* is a host of the fleet.
-//!
-//! The *tables* of the fleet contain API keys and template names. Each member has a copy in memory.
 
 use super::Fleet;
 use crate::app::App;
@@ -114,7 +113,8 @@ impl Fleet {
         let reference = Reference::parse(text).ok()?;
         let name = reference.name();
         let find = |owner: Option<&str>| {
-            // Every template has the tag `latest` implicitly.
+            // Every template implicitly has the tag `latest`, which denotes the same version as its
+            // default tag.
             let implicit = || names.find(owner, name, DEFAULT_TAG);
             let exact = names.find(owner, name, reference.tag());
             exact.or_else(|| implicit().filter(|_| reference.tag() == "latest"))

@@ -1,13 +1,13 @@
 //! Private networks in a fleet: all sandboxes of a network are on one host.
 //!
+//! The *coordinator* is the member (host) of the fleet that selects the hosts of new sandboxes and
+//! declares silent members dead. A *row* is the entry of a sandbox or of a name in the directory of
+//! the fleet.
+//!
 //! A network has a row in the fleet's directory as long as its host has sandboxes of it. A create
 //! is placed on this host. The host that executes a create reserves the row first, so that two
 //! hosts cannot create the same network: the coordinator decides, and the other host rejects the
 //! create.
-//!
-//! The *coordinator* is the member (host) of the fleet that selects the hosts of new sandboxes and
-//! declares silent members dead. A *row* is the entry of a sandbox or of a name in the directory of
-//! the fleet.
 
 use super::{Fleet, host_lost};
 use crate::app::App;

@@ -68,7 +68,8 @@ struct Holders {
 impl Holders {
     /// Returns the other member with the best match.
     fn best(&self) -> Option<&(MemberId, String, Match)> {
-        // The first one of equal matches.
+        // `max_by_key` returns the last of equal matches. The order is reversed, so that it returns
+        // the match of the member with the lowest id.
         self.others.iter().rev().max_by_key(|(_, _, found)| *found)
     }
 
@@ -115,7 +116,8 @@ impl Fleet {
                     let sent = self.send_request(row.id, &row.address, Some(caller), request);
                     return sent.await.map_err(|error| host_lost(row.id, &error.reason));
                 }
-                // Another member may build a template of this name again.
+                // A build of a template with this name (`POST /templates`) does not need the dead
+                // home.
                 None if request.uri().path().ends_with("/templates") => {}
                 None => return Err(host_lost(named.home, HOME_LOST)),
             }
@@ -308,7 +310,7 @@ impl Fleet {
     }
 }
 
-/// Returns a call with the headers of a request.
+/// Returns a probe with the headers of a request. [`Fleet::holders`] sets its method and its path.
 fn probe_of(caller: &Caller, request: &Request) -> BufferedCall {
     BufferedCall {
         method: request.method().clone(),

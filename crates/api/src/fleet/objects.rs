@@ -1,13 +1,12 @@
 //! Calls on snapshots, templates, builds, pools and functions of other members.
 //!
+//! A *member* is a host of the fleet. The *warm pool* of a template has guests that were started in
+//! advance and wait for a create.
+//!
 //! No record names the members that have an object. A member that does not have it therefore sends
 //! a *probe* (the question whether they have it) to all other members. It forwards the call to the
 //! member with the best answer. A call fails with 404 only if all live members have answered the
 //! probe.
-//!
-//! A *member* is a host of the fleet.
-//!
-//! The *warm pool* of a template has guests that were started in advance and wait for a create.
 
 use super::forward::{Forwarded, Purpose};
 use crate::app::App;
@@ -143,7 +142,8 @@ impl App {
                 let build = builder.owned_build(id, build, caller.owner_scope());
                 match existing(build.map_err(ApiError::from))? {
                     Some(_) => Ok(Some(own())),
-                    // Templates without a record have one build, which is ready.
+                    // The builder of this host has no record of the template. Such a template has
+                    // one build, which is ready.
                     None => Ok(existing(self.template(caller, id))?.map(|_| Match {
                         precedence: SHARED,
                         is_home: false,

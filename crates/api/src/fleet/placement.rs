@@ -5,11 +5,9 @@
 //! of its owner. A *budget* is one limit of one key on all hosts. A *share* is the part of it that
 //! one member may use. If a budget is exhausted, the coordinator *recalls* unused parts of shares.
 //! The selected host checks its own free resources last. After a rejection, the next host is tried.
-//!
 //! A *member* is a host of the fleet. A *row* is the entry of a sandbox or of a name in the
-//! coordinator's directory.
-//!
-//! The *tables* of the fleet contain API keys and template names. Each member has a copy in memory.
+//! coordinator's directory. The *tables* of the fleet contain API keys and template names. Each
+//! member has a copy in memory.
 
 use super::forward::BufferedCall;
 use super::scope::{self, Scope};
@@ -291,6 +289,7 @@ impl Fleet {
         let host = placed.admission.host.member;
         create.rejections.push(format!("{host}: {message}"));
         create.request.excluded.push(host);
+        // The next request names the rejected decision, and does not count as another create.
         create.request.former = Some(placed.decision);
         create.request.is_counted = true;
         create.last = Some(response);

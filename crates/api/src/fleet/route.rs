@@ -1,11 +1,11 @@
 //! Routing in a fleet: decides for each call of the API which member answers it.
 //!
+//! A *member* is a host of the fleet. The *coordinator* is the member that places new sandboxes.
+//!
 //! The head of a sandbox is the record in the shared store that decides which member may run the
 //! sandbox. The roster of a host is the list of its sandboxes in the store. Each host writes its
 //! own roster, and the other hosts read it when the host is lost. Paused sandboxes that a draining
 //! host has given up are in one more roster.
-//!
-//! A *member* is a host of the fleet. The *coordinator* is the member that places new sandboxes.
 
 use super::forward::{BufferedCall, Forwarded, Purpose};
 use super::lists::Listed;

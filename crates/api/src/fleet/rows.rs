@@ -12,7 +12,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use tokio::sync::Notify;
 
-/// Kinds of rows.
+/// Kinds of rows. A kind is part of the hash of a row, so that an id and an equal name have
+/// different rows.
 pub(super) const ID: &str = "id";
 pub(super) const NAME: &str = "name";
 pub(super) const IDEMPOTENCY: &str = "idempotency";

@@ -3,10 +3,8 @@
 //! A *budget* is one limit of one key on all hosts. The coordinator divides it among the members: a
 //! *share* is the part that one member may use. A member admits operations within its shares, and
 //! requests a larger share if one is too small. The coordinator then *recalls* unused parts of the
-//! shares of other members.
-//!
-//! A *member* is a host of the fleet. The *coordinator* is the member of the fleet that selects the
-//! hosts of new sandboxes and declares silent members dead.
+//! shares of other members. A *member* is a host of the fleet. The *coordinator* is the member of
+//! the fleet that selects the hosts of new sandboxes and declares silent members dead.
 
 use super::{Denied, Quota};
 use crate::error::ApiError;

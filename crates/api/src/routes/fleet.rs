@@ -3,7 +3,6 @@
 //! The *coordinator* is the member (host) of the fleet that selects the hosts of new sandboxes and
 //! declares silent members dead. Its *term* is its number, which each takeover increments. An
 //! *epoch* of a member lasts from its registration with the coordinator until it is declared dead.
-//!
 //! The *tables* are the API keys and template names that each host holds in memory, with the number
 //! of their last commit. In a *mass silence*, more than half of the hosts are silent, and none is
 //! declared dead.
