@@ -1,13 +1,13 @@
 //! Shell commands of coding agents in a sandbox, with undo.
 //!
+//! A *coding agent* is a program on the host, such as Claude Code. The *agent of the sandbox* is
+//! the program in the guest that starts processes and accesses files.
+//!
 //! A session belongs to a project directory of the host and has one sandbox. Before each command,
 //! changed files of the project are copied to the sandbox and a snapshot is taken. After the
 //! command, its changes are copied back. [`Session::undo`] restores sandbox and project directory.
 //!
 //! The guest is not trusted: it determines only the content of files below the project directory.
-//!
-//! A *coding agent* is a program on the host, such as Claude Code. The *agent of the sandbox* is
-//! the program in the guest that starts processes and accesses files.
 
 mod conflict_copies;
 mod guest_tree;

@@ -1,12 +1,13 @@
 //! MCP server: sandboxes as tools of coding agents.
 //!
+//! The *client* of the server is a coding agent. The *agent* of a sandbox is the program in the
+//! guest that starts processes and accesses files ([`jiffy_agent_client`]).
+//!
+//! Data from a sandbox is not trusted: all results are bounded and passed on as data.
+//!
 //! [`serve_stdio`] serves one client over standard input and output, and [`HttpServer`] the callers
 //! of a listener. A call of a tool consists of requests to the API and to the agent of a sandbox,
 //! with the client library of the command line.
-//!
-//! The *client* of the server is a coding agent. The *agent* of a sandbox is the program in the
-//! guest that starts processes and accesses files ([`jiffy_agent_client`]).
-//! Data from a sandbox is not trusted: all results are bounded and passed on as data.
 
 mod catalog;
 mod command;

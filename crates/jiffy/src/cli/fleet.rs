@@ -1,10 +1,10 @@
 //! Arguments of `jiffy fleet` and its subcommands.
 //!
-//! A *member* is a host of the fleet.
+//! A *member* is a host of the fleet. A *front* is a machine without sandboxes that passes requests
+//! of clients to the members. It has a `MemberId` as well (for example f2). A *record* is a small
+//! object in the store or in etcd by which the members agree.
 //!
-//! A *front* is a machine without sandboxes that passes requests of clients to the members. It has
-//! a `MemberId` as well (for example f2). A *record* is a small object in the store or in etcd by
-//! which the members agree. The comments of arguments are help texts.
+//! The comments of arguments are help texts.
 
 use super::StoreTargetArgs;
 use crate::units;

@@ -1,9 +1,8 @@
 //! Output of the `jiffy store` commands as text.
 //!
 //! A *chunk* is 64 KiB of memory or of a disk. A *pack* is an object in the store with many chunks.
-//! A *lease* protects the objects of an upload in progress from a garbage collection.
-//!
-//! A *tenant* is an owner of snapshots in the store.
+//! A *lease* protects the objects of an upload in progress from a garbage collection. A *tenant* is
+//! an owner of snapshots in the store.
 
 use super::{Figures, OfTenant, Verified};
 use crate::columns::{Align, Table};

@@ -1,10 +1,10 @@
 //! Execution of `COPY` and `ADD`: the files are unpacked into a staging directory of the sandbox,
 //! and moved from there to their destination.
 //!
-//! Uses only requests to the agent, so that images without a shell work.
-//!
 //! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps. A
 //! *staged* file is a file in the staging directory.
+//!
+//! Uses only requests to the agent, so that images without a shell work.
 
 use super::failure::BuildFailure;
 use super::stage_config::StageConfig;
@@ -61,8 +61,8 @@ pub async fn find_sources(
     sources: &[String],
 ) -> Result<Vec<StagedFile>, BuildFailure> {
     let mut items: Vec<StagedFile> = Vec::new();
-    // A set: the guest determines the number of matches, and searching `items` for each match would
-    // take quadratic time.
+    // Files that are in `items` already. This is a set, because the guest determines the number of
+    // matches: a search of `items` for each match would take quadratic time.
     let mut known = HashSet::new();
     for source in sources {
         let parts = path_components(source).ok_or_else(|| {

@@ -1,4 +1,5 @@
-//! Bases of stages: resolves the names of templates, and imports images of registries.
+//! Bases of stages: resolves the names of templates, and imports images of registries. A build is
+//! requested by the owner of the host, or by an API key, which owns templates of its own.
 //!
 //! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
 

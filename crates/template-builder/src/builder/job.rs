@@ -1,9 +1,9 @@
 //! Executes one build in a task: all stages and steps, and the publication of the template.
 //!
+//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
+//!
 //! A build executes a Dockerfile. Each step runs in a sandbox, and a snapshot of this sandbox is
 //! the start of the next step.
-//!
-//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
 
 mod build_sandboxes;
 mod copy_step;

@@ -1,9 +1,9 @@
 //! Records of builds in the builder's database.
 //!
+//! A *permit* counts towards a limit until it is dropped.
+//!
 //! The database has templates, builds, their log lines and the uses of cached steps. It continues
 //! to exist after a restart of the daemon.
-//!
-//! A *permit* counts towards a limit until it is dropped.
 
 use super::{BuildRecords, RecordError, from_sql, json, to_sql};
 use jiffy_engine_api::now_ms;
