@@ -1,6 +1,8 @@
 //! Process forked from the VMM that writes memory as it was at the time of the fork, while the
 //! guest continues to run. Copy-on-write separates both views, so the guest is only paused while
 //! page tables are copied.
+//!
+//! A *helper* is a second process, which this process forks to write a part of the chunks.
 
 use super::failed;
 use super::layer_writer::LayerWriter;

@@ -2,7 +2,9 @@
 //! available chains of a queue ([`drain`]).
 //!
 //! A *kick* is the driver's notification that it has added chains to the available ring. While a
-//! device serves a queue, it disables kicks, because it checks for further chains itself.
+//! device serves a queue, it disables kicks, because it checks for further chains itself. The
+//! *budgets* of a device are the numbers of chains and bytes that it serves before other devices
+//! are served.
 //!
 //! Invariant: a [`DescriptorChain`] is complete. `virtio_queue` ends its iteration silently if a
 //! chain is broken (loops, nested indirect tables, tables outside memory). This module therefore

@@ -1,7 +1,8 @@
 //! Frames from the tap to the guest.
 //!
 //! A *chain* is a buffer that the guest has added to the receive queue. A *kick* is the guest's
-//! notification that it has added chains.
+//! notification that it has added chains. The *budget* is the number of chains that are filled
+//! before the device handles other work.
 //!
 //! The tap is watched edge-triggered, and `readable` remains set until a read finds the tap empty.
 //! A guest without buffers therefore causes no wakeups. A frame is only read from the tap if a
