@@ -3,7 +3,8 @@
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest. The *site* is the network in which the sandboxes run. Its
-//! settings are certificate authorities and a proxy.
+//! settings are certificate authorities and a proxy. The *fingerprint* of a template identifies
+//! everything on which its snapshots depend.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
 

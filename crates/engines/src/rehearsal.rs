@@ -2,7 +2,7 @@
 //! touch are already in memory.
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
-//! before its sandbox can be used.
+//! before its sandbox can be used. A *warm pool* contains guests that were started in advance.
 //!
 //! Until its first command ends, a guest touches some hundred pages of its kernel, its agent and
 //! the C library, each with an exit to the host. There are three rehearsals:

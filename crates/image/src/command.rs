@@ -1,5 +1,7 @@
 //! Runs host programs that build images (`mkfs.erofs`, `mmdebstrap`, shell scripts), optionally
 //! confined.
+//!
+//! The *jail* of a program includes a private mount namespace and a filter of its system calls.
 
 use crate::deadline::Deadline;
 use crate::jail::{self, system_calls};

@@ -3,7 +3,8 @@
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used. The *sentry* is gVisor's kernel in user space, one process per
-//! sandbox.
+//! sandbox. A *slot* is a network namespace with its devices and rules. The *journal* is the
+//! database of the daemon with the records of sandboxes and snapshots.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
 

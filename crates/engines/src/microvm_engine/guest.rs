@@ -2,7 +2,8 @@
 //!
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used. A *slot* is a network namespace with its devices and rules.
-//! Slots are prepared in advance, and each is assigned to one guest.
+//! Slots are prepared in advance, and each is assigned to one guest. The *journal* is the database
+//! of the daemon with the records of sandboxes and snapshots.
 //!
 //! A daemon *adopts* the guests that continued to run while no daemon ran.
 

@@ -3,7 +3,8 @@
 //! The *identity* of a sandbox consists of id, host name, entropy and clock. A guest receives it
 //! before its sandbox can be used. A *rehearsal* uses a guest of the warm pool once before it is
 //! assigned, so that the pages of its first use are private to it. A *slot* is a network namespace
-//! with its devices and rules. Slots are prepared in advance, and each is assigned to one guest.
+//! with its devices and rules. Slots are prepared in advance, and each is assigned to one guest. A
+//! *warm pool* contains guests that were started in advance.
 
 use super::guest::MicroVmGuest;
 use super::shared::Shared;
