@@ -1,6 +1,7 @@
 //! Executes one build in a task: all stages and steps, and the publication of the template.
 //!
-//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps.
+//! A *stage* is a part of a build that starts with a base image (`FROM`) and executes steps. A
+//! *permit* counts towards a limit until it is dropped.
 //!
 //! A build executes a Dockerfile. Each step runs in a sandbox, and a snapshot of this sandbox is
 //! the start of the next step.

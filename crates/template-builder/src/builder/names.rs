@@ -1,7 +1,8 @@
 //! Resolution of template names: determines which template an id or a name means for a caller, and
 //! whether the caller may see it.
 //!
-//! A *stock template* is a template whose recipe Jiffy contains.
+//! A *stock template* is a template whose recipe Jiffy contains. A *recipe* is a directory with the
+//! packages, files and settings of a template.
 
 use super::records::{BuildRecords, BuildStatus, RecordError, TemplateRecord};
 use jiffy_engine_api::is_id;

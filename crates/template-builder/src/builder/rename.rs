@@ -1,4 +1,6 @@
 //! Renaming of templates.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use super::records::TemplateRecord;
 use super::request::check_name;

@@ -7,9 +7,9 @@ use data_encoding::HEXLOWER;
 use jiffy_build_spec::spec::{BuildStep, CopySource, RunMount, StepAction};
 use sha2::{Digest, Sha256};
 
-/// Returns the key of a base, from its owner and the fingerprint of all inputs of its template's
-/// sandboxes. Owners share no steps: the owner of a build's sandbox can also change the sandbox
-/// outside of the build's steps.
+/// Returns the key of a base, from its owner and a fingerprint: the hash of all inputs of its
+/// template's sandboxes. Owners share no steps: the owner of a build's sandbox can also change the
+/// sandbox outside of the build's steps.
 pub fn base_key(owner: Option<&str>, fingerprint: &str) -> String {
     // The first part distinguishes the kinds of keys, and contains the version of their
     // computation.

@@ -1,5 +1,7 @@
 //! Tags, visibility and removal of templates.
 //!
+//! A *permit* counts towards a limit until it is dropped.
+//!
 //! A tag is a name for one build of a template (`NAME:TAG`). Each build creates an immutable
 //! version.
 

@@ -1,4 +1,6 @@
 //! Usage of an owner (templates, builds and uploads), and reservations in the owner's quota.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use super::{Builder, BuilderError, BuilderInner};
 use jiffy_image::{DiskBudget, Templates, Visibility};

@@ -1,5 +1,7 @@
 //! Sandboxes of one build. All of them are removed when the build ends, including sandboxes whose
 //! creation the build no longer awaits.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use jiffy_sandbox_manager::{
     CreateSpec, ErrorKind, OperationError, QuotaPermit, Sandbox, Sandboxes,

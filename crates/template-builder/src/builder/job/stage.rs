@@ -1,6 +1,10 @@
 //! Stages of a build (the parts of a Dockerfile that begin with `FROM`): their base, their state,
 //! and the stages on which they depend. A *trigger* is an instruction in an `ONBUILD` of a
 //! template. Builds that are based on the template execute it.
+//!
+//! A *permit* counts towards a limit until it is dropped. A *stock template* is a template whose
+//! recipe Jiffy contains. A *recipe* is a directory with the packages, files and settings of a
+//! template.
 
 use super::super::failure::BuildFailure;
 use super::super::stage_config::StageConfig;

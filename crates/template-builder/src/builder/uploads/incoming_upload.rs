@@ -2,7 +2,8 @@
 //! complete file into the store.
 //!
 //! A *ticket* is the permission to upload one file. The *charged* bytes of an upload are its bytes
-//! in whole blocks, by which it counts towards the quota.
+//! in whole blocks, by which it counts towards the quota. A *permit* counts towards a limit until
+//! it is dropped.
 
 use super::{KEY_DIRECTORY_PREFIX, MAX_UPLOAD_BYTES};
 use super::{
@@ -188,7 +189,7 @@ impl IncomingUpload {
         let new = self.unfinished.0.with_extension("sum");
         let mut file = File::create(&new).await?;
         file.write_all(sum.as_bytes()).await?;
-        // On storage before the rename, like the upload.
+        // The checksum is on storage before the rename, like the upload.
         file.sync_data().await?;
         Ok(fs::rename(&new, &sums)?)
     }
