@@ -2,7 +2,8 @@
 //! links (signed addresses of ports) and ports. The daemon provides the implementations, so that
 //! this crate does not depend on them.
 //!
-//! A *stock template* is a template whose recipe Jiffy contains.
+//! A *stock template* is a template whose recipe Jiffy contains. A *recipe* is a directory with the
+//! packages, files and settings of a template.
 
 use axum::extract::Request;
 use axum::response::Response;

@@ -1,5 +1,5 @@
-//! Secrets that are used once: codes for signing in, and tickets for downloads. They are in memory
-//! only, so a restart of the daemon invalidates them.
+//! Secrets that are used once: codes for signing in, and *tickets*, each of which permits one
+//! download. They are in memory only, so a restart of the daemon invalidates them.
 
 use crate::refusal::Refusal;
 use data_encoding::HEXLOWER;

@@ -1,7 +1,8 @@
 //! Files of sandboxes. Each message of an agent is decoded, checked and encoded again: the root
 //! user of a guest can replace its agent.
 //!
-//! An *exchange* is a request to a sandbox or function with its response or stream.
+//! An *exchange* is a request to a sandbox or function with its response or stream. A *permit*
+//! counts towards a limit until it is dropped.
 
 use crate::Console;
 use crate::codes::Download;

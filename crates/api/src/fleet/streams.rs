@@ -1,5 +1,5 @@
-//! Streams to ports of sandboxes on other members, and leases of these sandboxes. A lease removes a
-//! sandbox when the connection of its client ends.
+//! Streams to ports of sandboxes on other members, and leases of these sandboxes. A *lease* removes
+//! a sandbox when the connection of its client ends.
 //!
 //! A *member* is a host of the fleet.
 

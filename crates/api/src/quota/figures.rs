@@ -1,6 +1,7 @@
 //! Metrics of keys: their usage and limits, for Prometheus.
 //!
-//! The *quota* limits the sandboxes, snapshots and other resources of a key.
+//! The *quota* limits the sandboxes, snapshots and other resources of a key. A *scrape* is a
+//! request of Prometheus for all metrics.
 
 use super::{KeyUsage, Quota};
 use crate::keys::{Key, Limits};

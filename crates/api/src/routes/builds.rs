@@ -1,4 +1,6 @@
 //! Builds of templates: request, upload of files, start, status, logs and cancellation.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use crate::app::App;
 use crate::body::{Optional, Required};

@@ -1,7 +1,8 @@
 //! Calls on templates, and on teams, which older clients require.
 //!
 //! A *stock template* is a template whose recipe Jiffy contains. The *warm pool* has guests that
-//! were started in advance and wait for a create.
+//! were started in advance and wait for a create. A *recipe* is a directory with the packages,
+//! files and settings of a template.
 
 use super::builds;
 use crate::app::App;

@@ -2,6 +2,8 @@
 //! in the fleet, reads the free resources of the host. After an interruption, it requests the
 //! comparison of the host's sandboxes with the records of the fleet. A *warm pool* contains guests
 //! that were started in advance.
+//!
+//! A *member* is a host of the fleet.
 
 use async_trait::async_trait;
 use jiffy_api::Fleet;

@@ -1,5 +1,8 @@
 //! Stock templates in the shared store, which a host fetches when it joins the fleet. A *stock
 //! template* is a template whose recipe Jiffy contains.
+//!
+//! A *recipe* is a directory with the packages, files and settings of a template. A *member* is a
+//! host of the fleet.
 
 use async_trait::async_trait;
 use jiffy_fleet::join::StockTemplates;

@@ -1,4 +1,6 @@
 //! `POST /functions/{name}`: deployment of functions.
+//!
+//! A *permit* counts towards a limit until it is dropped.
 
 use crate::app::App;
 use crate::body::{MAX_BODY, parse_part};
