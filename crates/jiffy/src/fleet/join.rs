@@ -1,4 +1,6 @@
 //! `jiffy fleet join`: makes this host a member of a fleet.
+//!
+//! A *member* is a host of the fleet.
 
 use super::local::{OwnContent, member_address};
 use crate::cli::{FleetJoinArgs, StoreTargetArgs};

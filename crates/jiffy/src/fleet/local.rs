@@ -1,6 +1,7 @@
 //! Properties of this host for `jiffy fleet init` and `join`: name, addresses, labels and content.
 //!
-//! A *stock template* is a template whose recipe Jiffy contains.
+//! A *stock template* is a template whose recipe Jiffy contains. A *recipe* is a directory with the
+//! packages, files and settings of a template.
 
 use crate::cli::MemberAddressArgs;
 use anyhow::Context;

@@ -3,7 +3,9 @@
 //! killed.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
+//! each is assigned to one guest. The *identity* of a guest consists of id, host name, entropy and
+//! clock. The *site* is the network in which the guests run. Its settings are certificate
+//! authorities and a proxy.
 
 use crate::cli::FeatureSwitch;
 use anyhow::Context;

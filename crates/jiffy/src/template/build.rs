@@ -1,5 +1,8 @@
 //! `jiffy template build CONTEXT`: sends a Dockerfile and the files that it copies to the daemon,
 //! which builds the template.
+//!
+//! A *stock template* is a template whose recipe Jiffy contains. A *recipe* is a directory with the
+//! packages, files and settings of a template.
 
 use super::show::mib;
 use crate::cli::TemplateBuildArgs;
