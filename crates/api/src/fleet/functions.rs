@@ -1,7 +1,7 @@
 //! Requests to functions of other members of the fleet, by the host name of the function. The
 //! *label* is the part of this host name that identifies the function.
 //!
-//! A *member* is a host of the fleet. A *probe* is a forwarded call that only asks whether the
+//! A *member* is a host of the fleet. A *probe* is a forwarded call that only tests whether the
 //! receiver has the function.
 
 use super::forward::{BufferedCall, FUNCTION, Forwarded, Purpose};
