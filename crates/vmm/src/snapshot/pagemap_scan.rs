@@ -181,9 +181,9 @@ fn scan_by_ioctl(
         let count = usize::try_from(count).map_err(|_| Errno::last())?;
         for region in regions.iter().take(count) {
             // Only a page that is present and not written counts as unwritten. If the guest has
-            // returned a protected page to the host, the kernel reports it as swapped and not
-            // written (a marker of the protection remains), but its content has changed. Pages that
-            // are swapped out count as written, too.
+            // returned a protected page to the host, a marker of the protection remains. The kernel
+            // then reports the page as swapped and not written, but its content has changed. Pages
+            // that are swapped out count as written, too.
             let is_written = region.categories & (PRESENT | WRITTEN) != PRESENT;
             part.mark(found, region.start, region.end, is_written);
         }
