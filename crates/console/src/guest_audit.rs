@@ -9,6 +9,9 @@ use axum::response::Response;
 use jiffy_api::{Caller, ClientAddress, ConsoleSession, SharedGuestNames};
 use jiffy_gateway::{bounded_command, bounded_paths};
 
+/// Maximum length of a recorded sandbox id in characters. A browser may send any text.
+const MAX_ID_CHARS: usize = 64;
+
 /// Names of the call in progress, as an extension of its request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CallNames(SharedGuestNames);
@@ -17,7 +20,7 @@ impl CallNames {
     /// Sets the paths that the call accesses in a sandbox.
     pub fn set_paths(&self, sandbox: &str, paths: &[&str]) {
         self.0.update(|names| {
-            names.sandbox = Some(sandbox.chars().take(64).collect());
+            names.sandbox = Some(sandbox.chars().take(MAX_ID_CHARS).collect());
             names.paths = bounded_paths(paths);
         });
     }
@@ -56,7 +59,7 @@ pub(crate) fn record_terminal(
 ) {
     let names = SharedGuestNames::default();
     names.update(|names| {
-        names.sandbox = Some(sandbox.chars().take(64).collect());
+        names.sandbox = Some(sandbox.chars().take(MAX_ID_CHARS).collect());
         names.command = Some(bounded_command(&[shell.unwrap_or("$SHELL"), "-l"]));
     });
     let session = ConsoleSession(session.id.clone());

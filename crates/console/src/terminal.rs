@@ -30,6 +30,10 @@ const MAX_QUEUED_INPUTS: usize = 64;
 /// Runs the shell of the user if it exists, otherwise bash or sh.
 const SHELL_SCRIPT: &str = "if [ -n \"$SHELL\" ] && command -v \"$SHELL\" >/dev/null 2>&1; then \
      exec \"$SHELL\" -l; fi; command -v bash >/dev/null 2>&1 && exec bash -l; exec sh -l";
+/// Interval at which a terminal with a slow viewer is checked.
+const SLOW_VIEWER_INTERVAL: Duration = Duration::from_millis(500);
+/// Maximum length of the reason of an exit in characters. The guest determines the text.
+const MAX_REASON_CHARS: usize = 200;
 
 /// State of a terminal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -175,7 +179,7 @@ impl Terminal {
                 // The timeout is needed because no message reports that `ACKNOWLEDGE_LIMIT` has
                 // passed.
                 let acknowledged = self.acknowledged.notified();
-                let _ = tokio::time::timeout(Duration::from_millis(500), acknowledged).await;
+                let _ = tokio::time::timeout(SLOW_VIEWER_INTERVAL, acknowledged).await;
             }
             match process.next_event().await {
                 Ok(Some(ProcessEvent::Pty(bytes) | ProcessEvent::Stdout(bytes))) => {
@@ -183,7 +187,7 @@ impl Terminal {
                 }
                 Ok(Some(ProcessEvent::End(end))) => {
                     let reason = end.error.unwrap_or(end.status);
-                    let reason = reason.chars().take(200).collect();
+                    let reason = reason.chars().take(MAX_REASON_CHARS).collect();
                     break Status::Exited { reason };
                 }
                 Ok(Some(_)) => {}

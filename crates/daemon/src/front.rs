@@ -31,6 +31,8 @@ const MAX_ATTEMPTS: usize = 3;
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time for which a host that did not answer is tried last.
 const AVOIDED: Duration = Duration::from_secs(5);
+/// Timeout for tasks of the runtime that still run at the end of the front.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Options of a front.
 #[derive(Debug, Clone)]
@@ -52,7 +54,7 @@ pub fn run_front(options: &FrontOptions) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let served = runtime.block_on(serve(options));
-    runtime.shutdown_timeout(Duration::from_secs(1));
+    runtime.shutdown_timeout(RUNTIME_TIMEOUT);
     served
 }
 

@@ -21,6 +21,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(3);
 /// Delay before the next start while another daemon holds the lock of the data directory.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum number of bytes of the log that are searched for the cause of a failed start.
+const MAX_SEARCHED_BYTES: u64 = 64 * 1024;
 
 /// Returns the path of the socket of the daemon of `home`.
 pub fn socket(home: &Home) -> PathBuf {
@@ -146,7 +148,7 @@ fn last_line(path: &Path, offset: u64) -> String {
     let _ = File::open(path).and_then(|mut file| {
         file.seek(SeekFrom::Start(offset))?;
         // Errors are ignored: the caller then receives the path of the log.
-        file.take(64 * 1024).read_to_string(&mut text)
+        file.take(MAX_SEARCHED_BYTES).read_to_string(&mut text)
     });
     let line = text.lines().rev().find(|l| !l.trim().is_empty());
     line.map_or_else(

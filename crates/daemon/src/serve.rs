@@ -56,6 +56,8 @@ const LOCK_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const WORKER_STACK_BYTES: usize = 8 << 20;
 /// Timeout for in-flight operations at shutdown.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for tasks of the runtime that still run at the end of the daemon.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs the daemon until it is stopped.
 pub fn run(options: ServeOptions) -> anyhow::Result<()> {
@@ -64,7 +66,7 @@ pub fn run(options: ServeOptions) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let lock = runtime.block_on(serve(options));
-    runtime.shutdown_timeout(Duration::from_secs(1));
+    runtime.shutdown_timeout(RUNTIME_TIMEOUT);
     // The lock is released after the runtime is shut down, so that no task interferes with the next
     // daemon.
     lock.map(drop)

@@ -7,6 +7,9 @@ use jiffy_image::Progress;
 use std::io::IsTerminal;
 use std::time::Instant;
 
+/// Maximum number of characters of a log line next to the bar.
+const MAX_LINE_CHARS: usize = 60;
+
 /// Display of the progress of a template build. Prints nothing if the template exists.
 pub struct TemplateProgress {
     name: String,
@@ -77,7 +80,7 @@ impl TemplateProgress {
                 if let Some(bar) = &self.bar {
                     let line = terminal::without_colours(line);
                     // The bar needs one terminal line.
-                    let line: String = terminal::line(&line).chars().take(60).collect();
+                    let line: String = terminal::line(&line).chars().take(MAX_LINE_CHARS).collect();
                     let phase = terminal::line(&self.phase);
                     bar.set_message(format!("{phase}: {line}"));
                     bar.tick();

@@ -28,6 +28,8 @@ const MAX_PAUSES: usize = 4;
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum size of the answer of the drained host.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
+/// Maximum time until this host knows that it is draining.
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Fleet {
     /// Returns whether this host is draining.
@@ -102,7 +104,7 @@ impl Fleet {
                 known = self.node.members_changed(&known).await;
             }
         };
-        let known = tokio::time::timeout(Duration::from_secs(10), members).await;
+        let known = tokio::time::timeout(NOTICE_TIMEOUT, members).await;
         known.map_err(|_| unavailable(format!("{own} is not draining")))?;
         // A forced drain pauses the running sandboxes. A client may already wait to resume one of
         // them: this guard delays resumes on this host, so that another host resumes the sandbox.

@@ -25,6 +25,8 @@ use std::time::Instant;
 
 /// Maximum number of decisions that this host remembers.
 const MAX_DECISIONS: usize = 1024;
+/// Maximum size of the answer of a member in bytes.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
 
 /// Decision of this host without the coordinator.
 #[derive(Debug)]
@@ -66,7 +68,9 @@ async fn sandbox_id(response: Response) -> Option<String> {
     if !response.status().is_success() {
         return None;
     }
-    let body = to_bytes(response.into_body(), 1 << 20).await.ok()?;
+    let body = to_bytes(response.into_body(), MAX_ANSWER_BYTES)
+        .await
+        .ok()?;
     let value: Value = serde_json::from_slice(&body).ok()?;
     value["sandboxID"].as_str().map(str::to_owned)
 }

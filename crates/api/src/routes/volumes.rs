@@ -28,6 +28,10 @@ const MAX_MOUNT_PATH: usize = 1024;
 const KERNEL_PATHS: [&str; 4] = ["/dev", "/proc", "/sys", "/run"];
 /// Default number of volumes per page. Clients of E2B request one page only.
 pub(crate) const DEFAULT_PAGE: usize = 100;
+/// Maximum number of sandboxes that the error about a mounted volume names.
+const MAX_SHOWN_SANDBOXES: usize = 8;
+/// Maximum number of characters of a path in an error.
+const MAX_SHOWN_CHARS: usize = 128;
 
 /// `GET /volumes`: lists the volumes of the caller by name.
 pub(super) async fn list(
@@ -136,7 +140,13 @@ pub(super) async fn remove(
         let found = host.volumes().get(owner, &which)?;
         let users = sandboxes.sandboxes_with_volume(&found.id);
         if !users.is_empty() {
-            let (count, shown) = (users.len(), users.into_iter().take(8).collect::<Vec<_>>());
+            let (count, shown) = (
+                users.len(),
+                users
+                    .into_iter()
+                    .take(MAX_SHOWN_SANDBOXES)
+                    .collect::<Vec<_>>(),
+            );
             return Err(VolumeError::Mounted {
                 name: found.name,
                 count,
@@ -245,7 +255,7 @@ fn check_mount_path(path: &str) -> Result<(), ApiError> {
     if is_valid && is_plain && !KERNEL_PATHS.iter().any(|of| overlaps(path, of)) {
         return Ok(());
     }
-    let shown: String = path.chars().take(128).collect();
+    let shown: String = path.chars().take(MAX_SHOWN_CHARS).collect();
     Err(ApiError::invalid(format!(
         "`volumeMounts`: the path `{}` is not allowed: use an absolute path without `..`, not in \
          /dev, /proc, /sys or /run",

@@ -24,6 +24,8 @@ const USER: &str = "user";
 const HOME: &str = "/home/user";
 /// Timeout in seconds within which a template of E2B's clients must become ready.
 const READY_S: u32 = 600;
+/// Maximum number of characters of a client's text in an error.
+const MAX_SHOWN_CHARS: usize = 64;
 
 /// Returns the requested size of a template.
 pub(crate) fn size(new: &NewTemplate) -> WantedSize {
@@ -328,7 +330,10 @@ pub(crate) const LEVELS: [(&str, LogLevel); 4] = [
 ];
 
 fn short(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(64).collect()
+    text.chars()
+        .filter(|c| !c.is_control())
+        .take(MAX_SHOWN_CHARS)
+        .collect()
 }
 
 #[cfg(test)]
