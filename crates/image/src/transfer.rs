@@ -32,6 +32,8 @@ const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 const ZSTD_LEVEL: i32 = 3;
 /// Offset and value of the magic number in an EROFS super block (linux/fs/erofs/erofs_fs.h).
 const EROFS_MAGIC: (u64, [u8; 4]) = (1024, 0xe0f5_e1e2_u32.to_le_bytes());
+/// Size of the buffer for copies in bytes.
+const BUFFER_BYTES: usize = 1 << 18;
 
 /// Returns the name of an image's entry in the archive.
 fn entry_name(sum: &ImageSum) -> String {
@@ -257,7 +259,7 @@ fn import_image(
         .truncate(true)
         .open(&path)
         .on("create", &path)?;
-    let mut buffer = vec![0; 1 << 18];
+    let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let n = match entry.read(&mut buffer).map_err(unreadable_io)? {
             0 => break,

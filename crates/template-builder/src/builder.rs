@@ -64,6 +64,8 @@ use usage::TemplateUsage;
 const BUILD_METADATA_KEY: &str = "jiffy.build";
 /// Maximum number of tags of one build.
 const MAX_TAGS: usize = 100;
+/// Maximum number of characters of a text in a message.
+const MAX_PRINTED_CHARS: usize = 128;
 
 /// Settings of the template builder.
 #[derive(Debug, Clone)]
@@ -205,5 +207,8 @@ async fn blocking<T: Send + 'static>(
 
 /// Removes control characters from `text` and truncates it for a message.
 fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(128).collect()
+    text.chars()
+        .filter(|c| !c.is_control())
+        .take(MAX_PRINTED_CHARS)
+        .collect()
 }

@@ -5,6 +5,8 @@ use jiffy_volume_server::MAX_NAME;
 
 /// Maximum length of a path in bytes.
 const MAX_PATH: usize = 4096;
+/// Maximum number of characters of an invalid path in an error.
+const MAX_SHOWN_CHARS: usize = 256;
 
 /// Path in a volume. Links are not followed, and `..` is rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,7 +16,7 @@ impl VolumePath {
     /// Parses a path, relative to the root of the volume.
     pub fn parse(text: &str) -> Result<Self, FileError> {
         let invalid = || {
-            let shown: String = text.chars().take(256).collect();
+            let shown: String = text.chars().take(MAX_SHOWN_CHARS).collect();
             FileError::Path(shown.escape_debug().to_string())
         };
         if text.len() > MAX_PATH || text.contains('\0') {

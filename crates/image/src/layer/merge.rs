@@ -18,6 +18,10 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
+/// Maximum size of an extended attribute (`XATTR_SIZE_MAX`) and of the list of names
+/// (`XATTR_LIST_MAX`) in bytes. With buffers of this size, reads never fail with ERANGE.
+const MAX_ATTRIBUTE_BYTES: usize = 64 << 10;
+
 /// Moves all files of `upper` into `lower`. `upper` is empty afterwards. After an error both are
 /// incomplete.
 pub(crate) fn merge(upper: &Path, lower: &Path) -> Result<(), LayerError> {
@@ -148,9 +152,7 @@ fn copy_attributes(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
     // The owner is set first, since that clears mode bits.
     fs::fchown(onto, Some(owner), Some(group))?;
     fs::fchmod(onto, Mode::from_raw_mode(found.st_mode))?;
-    // 64 KiB is the maximum size of an extended attribute (`XATTR_SIZE_MAX`) and of the list of
-    // names (`XATTR_LIST_MAX`), so the calls never fail with ERANGE.
-    let mut value = vec![0; 64 << 10];
+    let mut value = vec![0; MAX_ATTRIBUTE_BYTES];
     for name in attributes(from)? {
         let length = fs::fgetxattr(from, name.as_slice(), &mut value[..])?;
         fs::fsetxattr(onto, name.as_slice(), &value[..length], XattrFlags::empty())?;
@@ -160,7 +162,7 @@ fn copy_attributes(from: &OwnedFd, onto: &OwnedFd) -> Result<(), Errno> {
 
 /// Returns the names of the attributes that a layer may set. The opaque mark is not one of them.
 fn attributes(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
-    let mut list = vec![0; 64 << 10];
+    let mut list = vec![0; MAX_ATTRIBUTE_BYTES];
     let length = match fs::flistxattr(directory, &mut list[..]) {
         Err(Errno::NOTSUP) => 0,
         length => length?,

@@ -39,6 +39,8 @@ pub const MAX_UPLOAD_BYTES: u64 = 8 << 30;
 const KEY_DIRECTORY_PREFIX: &str = "key-";
 /// Prefix of the names of unfinished files.
 const UNFINISHED_PREFIX: &str = ".new-";
+/// Maximum number of characters of an invalid name in an error.
+const MAX_SHOWN_CHARS: usize = 80;
 
 /// Error of an upload.
 #[derive(Debug, thiserror::Error)]
@@ -216,7 +218,11 @@ impl UploadStore {
     fn path(&self, owner: Option<&str>, name: &str) -> Result<PathBuf, UploadError> {
         let hexadecimal = name.len() == 64 && name.bytes().all(|b| b.is_ascii_hexdigit());
         if !hexadecimal {
-            let shown = name.chars().filter(|c| !c.is_control()).take(80).collect();
+            let shown = name
+                .chars()
+                .filter(|c| !c.is_control())
+                .take(MAX_SHOWN_CHARS)
+                .collect();
             return Err(UploadError::Name(shown));
         }
         // Ids of keys consist of letters and digits, so that a directory name cannot escape.

@@ -36,6 +36,8 @@ git -c advice.detachedHead=false checkout -q "$3"
 if [ -e .gitmodules ]; then git submodule -q update --init --recursive; fi
 if [ "$4" != keep ]; then find . -name .git -prune -exec rm -rf {} +; fi
 "#;
+/// Size of the buffer for checksums in bytes.
+const CHUNK_BYTES: usize = 256 * 1024;
 
 /// A file of a web server.
 pub(super) struct RemoteFile {
@@ -343,7 +345,7 @@ fn is_commit(text: &str) -> bool {
 fn sha256(file: &mut File) -> io::Result<String> {
     file.rewind()?;
     let mut hash = Sha256::new();
-    let mut chunk = vec![0; 256 * 1024];
+    let mut chunk = vec![0; CHUNK_BYTES];
     loop {
         match file.read(&mut chunk)? {
             0 => return Ok(HEXLOWER.encode(&hash.finalize())),
