@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 /// Maximum processor time of `jiffy_buf` and of `jiffy_out`, which run on a worker's own stack and
 /// cannot yield.
 pub(crate) const MAX_BUSY_TIME: Duration = Duration::from_millis(10);
+/// Maximum number of characters of an error of Wasmtime.
+const MAX_ERROR_CHARS: usize = 2000;
 
 /// Error: `jiffy_buf` or `jiffy_out` exceeded [`MAX_BUSY_TIME`].
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +66,7 @@ impl RequestUsage {
             return RequestFault::Cpu;
         }
         // Error texts can contain long names from the module.
-        let detail = format!("{error:#}").chars().take(2000).collect();
+        let detail = format!("{error:#}").chars().take(MAX_ERROR_CHARS).collect();
         if self.growth_refused.load(Ordering::Relaxed) {
             RequestFault::Memory(detail)
         } else {

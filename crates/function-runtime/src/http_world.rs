@@ -47,6 +47,8 @@ const BODY_CHUNK_BYTES: usize = 64 << 10;
 
 /// Number of epoch ends ([`crate::epoch_ticker`]) after which a guest first yields.
 const FIRST_EPOCHS: u64 = 2;
+/// Number of bytes that the log accepts in one write.
+const MAX_LOG_WRITE: usize = 64 << 10;
 
 /// Component prepared for instantiation.
 pub(crate) struct HttpFunction(ProxyPre<HttpState>);
@@ -207,7 +209,7 @@ impl wasmtime_wasi::p2::OutputStream for LogOutput {
 
     fn check_write(&mut self) -> wasmtime_wasi::p2::StreamResult<usize> {
         // Always ready: `RequestLog` discards the output beyond its limit.
-        Ok(64 << 10)
+        Ok(MAX_LOG_WRITE)
     }
 }
 

@@ -5,6 +5,9 @@ use jiffy_proto::function::World;
 use wasmtime::component::Component;
 use wasmtime::{ExternType, Module, ValType};
 
+/// Maximum number of characters of an import in an error.
+const MAX_IMPORT_CHARS: usize = 200;
+
 /// Error: the file has no known world.
 #[derive(Debug, thiserror::Error)]
 pub enum WorldError {
@@ -41,7 +44,9 @@ pub(crate) fn check_core(module: &Module) -> Result<(), WorldError> {
     let mut imports = module.imports();
     if let Some(import) = imports.find(|import| import.module() != WASI_MODULE) {
         let name = format!("{}.{}", import.module(), import.name());
-        return Err(WorldError::Import(name.chars().take(200).collect()));
+        return Err(WorldError::Import(
+            name.chars().take(MAX_IMPORT_CHARS).collect(),
+        ));
     }
     match module.get_export(CORE_MEMORY) {
         Some(ExternType::Memory(memory)) if !memory.is_64() && !memory.is_shared() => {}

@@ -10,6 +10,8 @@ pub const MAX_ALLOWED_HOSTS: usize = 64;
 const MAX_NAME_BYTES: usize = 253;
 /// Ports of an entry without a port.
 const DEFAULT_PORTS: [u16; 2] = [80, 443];
+/// Maximum number of characters of an invalid entry in an error.
+const MAX_SHOWN_CHARS: usize = 300;
 
 /// Error: the list of hosts is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,7 +55,7 @@ impl AllowList {
             // The entry may be long or contain control characters.
             let shown = || {
                 text.chars()
-                    .take(300)
+                    .take(MAX_SHOWN_CHARS)
                     .flat_map(char::escape_debug)
                     .collect()
             };
