@@ -23,6 +23,10 @@ const SYSTEM_DIRECTORIES: [&str; 13] = [
 const SHARED_DIRECTORIES: [&str; 8] = [
     "/", "/home", "/media", "/mnt", "/opt", "/root", "/srv", "/tmp",
 ];
+/// Maximum number of characters of a directory in the name of a project.
+const MAX_NAME_CHARS: usize = 20;
+/// Number of hexadecimal digits of the hash in the name of a project.
+const HASH_DIGITS: usize = 10;
 
 /// Directory that a session synchronises. It has the same path on the host and in the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,9 +135,9 @@ fn key(directory: &Path) -> String {
     use std::os::unix::ffi::OsStrExt;
     let name = directory.file_name().unwrap_or_default().to_string_lossy();
     let is_plain = |c: &char| c.is_ascii_alphanumeric();
-    let name: String = name.chars().filter(is_plain).take(20).collect();
+    let name: String = name.chars().filter(is_plain).take(MAX_NAME_CHARS).collect();
     let hash = blake3::hash(directory.as_os_str().as_bytes()).to_hex();
-    format!("{}-{}", name.to_ascii_lowercase(), &hash[..10])
+    format!("{}-{}", name.to_ascii_lowercase(), &hash[..HASH_DIGITS])
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 /// Address whose route determines the address of this host (TEST-NET-1). No packet is sent to it.
 const ANY_REMOTE_ADDRESS: &str = "192.0.2.1:9";
+/// Maximum length of a label of a host name (RFC 1035, 2.3.4).
+const MAX_LABEL_CHARS: usize = 63;
 
 /// Name, addresses and labels of a member.
 #[derive(Debug)]
@@ -88,7 +90,7 @@ pub(super) fn host_name() -> String {
         .unwrap_or_default()
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
-        .take(63)
+        .take(MAX_LABEL_CHARS)
         .collect();
     match label.trim_matches('-') {
         "" => "host".to_owned(),

@@ -42,6 +42,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Lifetime of idle threads: longer than any trial.
 const THREAD_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// Interval at which the start of a server is checked.
+const START_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Returns the address of a host on the bridge.
 fn address(number: usize) -> String {
@@ -396,7 +398,7 @@ fn wait_for(what: &str, mut is_ready: impl FnMut() -> bool) -> anyhow::Result<()
             "{what} did not start within {} s",
             START_TIMEOUT.as_secs()
         );
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(START_INTERVAL);
     }
     Ok(())
 }

@@ -29,6 +29,8 @@ const AGENT_KILL_TIMEOUT: Duration = Duration::from_secs(8);
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for a command to exit after SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for the exit of a guest to become known after its connection has broken.
+const EXIT_REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs the command of `args` and returns its outcome. The guest continues to run.
 pub async fn run(
@@ -354,7 +356,7 @@ impl<P: CommandTarget> Session<'_, P> {
     /// the message.
     async fn connection_lost(&self, error: Option<ClientError>) -> Outcome {
         // The connection may break before the exit of the guest is known.
-        if let Some(reason) = self.target.exit_reason(Duration::from_secs(2)).await {
+        if let Some(reason) = self.target.exit_reason(EXIT_REASON_TIMEOUT).await {
             return Outcome::failed(FAILURE_EXIT_CODE, reason);
         }
         let reason = error.map_or_else(

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum time until the first process of a namespace runs.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which the start and the end of the first process are checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Network, mount and process namespace. All of its processes end when the value is dropped.
 pub struct Namespace {
@@ -60,7 +62,7 @@ impl Namespace {
                 started.elapsed() < START_TIMEOUT,
                 "the first process of a namespace did not start"
             );
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(POLL_INTERVAL);
         };
         Ok(Self {
             holder,
@@ -141,7 +143,7 @@ impl Namespace {
         let path = format!("/proc/{}", self.init);
         let started = Instant::now();
         while Path::new(&path).exists() && started.elapsed() < START_TIMEOUT {
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum time until `nsenter` has started the program.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which the start of the program is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Program in a namespace. It ends with the namespace.
 pub struct Service {
@@ -64,7 +66,7 @@ impl Service {
                 return Ok(process);
             }
             anyhow::ensure!(started.elapsed() < START_TIMEOUT, "it did not start");
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
