@@ -153,6 +153,7 @@ fn a_placement_is_accepted_only_by_its_process_epoch_and_term() {
     assert!(!admit(&mut fleet, host, 1));
     accept(&mut fleet, host, &admission).unwrap();
     assert!(admit(&mut fleet, host, 1));
+    // Only the coordinator places sandboxes.
     assert_eq!(
         fleet.member(other).place(now, &one(), &request).is_err(),
         other != coordinator
@@ -172,6 +173,7 @@ fn a_placement_beyond_the_limit_or_without_the_store_is_rejected() {
     let placed = (0..100).take_while(|_| place(&mut fleet).is_ok()).count();
     assert_eq!(placed as u64, LIMIT);
     assert!(matches!(place(&mut fleet), Err(CreateError::Budget(_))));
+    // Without the store, the term of the coordinator ends.
     fleet.has_store = false;
     fleet.advance(15_000);
     assert!(matches!(place(&mut fleet), Err(CreateError::NoCoordinator)));
@@ -197,8 +199,7 @@ fn a_lowered_limit_holds_for_the_next_placement_although_shares_exceed_it() {
 }
 
 #[test]
-fn a_placement_on_a_host_without_a_row_leaves_no_reservation_and_counts_nothing() {
-    // The budget is exhausted by one placement if a failed one counts.
+fn a_placement_that_no_host_can_accept_counts_nothing() {
     let mut fleet = fleet_with_limit();
     let coordinator = fleet.coordinator();
     let now = Millis(fleet.now);
@@ -209,6 +210,7 @@ fn a_placement_on_a_host_without_a_row_leaves_no_reservation_and_counts_nothing(
         },
         ..PlacementRequest::default()
     };
+    // No host has enough memory. If failed placements counted, they would exhaust the budget.
     for _ in 0..2 * LIMIT {
         let placed = fleet.member(coordinator).place(now, &one(), &request);
         assert!(matches!(placed, Err(CreateError::Placement(_))));
@@ -226,6 +228,7 @@ fn a_sandbox_is_placed_on_a_host_with_an_unused_share_if_nothing_else_is_free() 
     let coordinator = fleet.coordinator();
     let ids: Vec<_> = fleet.members.keys().copied().collect();
     let holder = *ids.iter().find(|id| **id != coordinator).unwrap();
+    // The first admission fails and requests a share, which has at least eight.
     assert!(!admit(&mut fleet, holder, 1));
     fleet.advance(4_000);
     assert_eq!(fleet.member(holder).shares().share(&owner()).0, 8);
@@ -259,10 +262,11 @@ fn a_share_that_is_requested_is_granted_at_once_or_recalled_from_others() {
     request(&mut fleet, ids[0], 1).unwrap();
     assert!(admit(&mut fleet, ids[0], 1));
     // The first member received a share of eight and uses one. Two of the limit are free, and seven
-    // are unused.
+    // are unused by the first member, which returns them.
     let error = request(&mut fleet, ids[1], 6).unwrap_err();
     assert!(matches!(&error, CreateError::Budget(error) if error.is_unused_elsewhere));
     fleet.advance(6_000);
+    // A share grows by at least eight if that much is free, also for a smaller request.
     request(&mut fleet, ids[1], 4).unwrap();
     assert!(admit(&mut fleet, ids[1], 6));
     assert!(shares(&mut fleet) <= LIMIT);
@@ -290,7 +294,7 @@ fn recalls_beyond_the_maximum_of_a_message_are_sent_later() {
         let grant = grant.unwrap().unwrap();
         fleet.member(holder).shares().apply(now, &grant);
     }
-    // One more than a message contains.
+    // The last owner is one more than a message contains.
     let last = owner();
     let grant = fleet
         .member(coordinator)
@@ -332,11 +336,13 @@ fn a_restarted_member_keeps_its_share_until_it_has_counted_its_sandboxes() {
         let placed = fleet.member(coordinator).place(now, &one(), &request);
         placed.is_ok()
     };
+    // The member has not counted its sandboxes, so its whole share may be in use.
     assert!(!place(&mut fleet));
     let mut shares = fleet.member(restarted).shares();
     shares.set_in_use(now, &owner(), 4);
     shares.set_complete(true);
     drop(shares);
+    // Six of the share are unused.
     fleet.advance(2_000);
     assert!(place(&mut fleet));
 }

@@ -187,6 +187,7 @@ fn lost_changes_are_repeated_and_repeated_changes_are_ignored() {
     assert_eq!(receiver.request(), RowRequest::Changes { from: 1 });
     let changes = sender.changes(1).unwrap();
     deliver(&mut receiver, &mut directory, changes.clone());
+    // Change 4 arrives, and then the changes 1 to 3 again, which are ignored.
     sender.record(RowChange::Removed(hashes[0]));
     deliver(&mut receiver, &mut directory, sender.changes(4).unwrap());
     deliver(&mut receiver, &mut directory, changes);

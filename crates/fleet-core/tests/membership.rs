@@ -43,6 +43,7 @@ fn a_removed_front_remains_removed_under_the_next_coordinator() {
     let drained = fleet.member(first).set_draining(one, true).unwrap_err();
     assert_eq!(drained, MembershipError::Unknown(one));
     fleet.advance(4_000);
+    // The list is sorted.
     assert_eq!(fleet.record.removed_fronts, [two, one]);
     fleet.silent.insert(first);
     fleet.wait(40_000, |fleet| fleet.record.coordinator != first);
@@ -56,8 +57,8 @@ fn authority_ends_10_s_after_the_last_acknowledged_heartbeat() {
     fleet.has_store = false;
     let ended = fleet.wait(20_000, |fleet| fleet.authority(H2).is_none());
     // The coordinator acknowledges heartbeats for 9 s after it last replaced the record in the
-    // store, which it did up to 3 s before. The last acknowledged heartbeat gives authority for 10
-    // s.
+    // store, which it did up to 3 s before. The last acknowledged heartbeat was sent up to 2 s
+    // before this end, and gives authority for 10 s: 9 - 3 - 2 + 10 = 14 s at least.
     assert!((14_000..=19_100).contains(&ended), "{ended}");
     fleet.advance(300_000);
     // Without the store, the coordinator decides nothing. When the store returns, the same
@@ -304,6 +305,7 @@ fn drain_leave_and_remove_require_the_right_state() {
     let now = Millis(fleet.now);
     let member = fleet.member(coordinator);
     member.set_draining(other, true).unwrap();
+    // All other hosts are draining.
     let error = member.set_draining(coordinator, true).unwrap_err();
     assert_eq!(error, MembershipError::LastHost(coordinator));
     let error = member.set_draining(other, true).unwrap_err();

@@ -91,6 +91,7 @@ fn bit_flipped_records_violate_no_rule() {
                 assert!(head.encode().is_ok(), "{kind} {bit}");
             }
         }
+        // At least a quarter of the flips (eight per byte) is detected even without encryption.
         assert!(rejected > bytes.len() * 2, "{kind}: {rejected}");
     }
 }
@@ -113,6 +114,7 @@ fn too_long_records_are_rejected_before_they_are_parsed() {
         "a".repeat(MAX_INLINE_RECORD_BYTES + 1),
     ));
     assert!(matches!(large.encode(), Err(RecordError::Damaged { .. })));
+    // JSON escapes this character with six bytes.
     large.record = Some(SandboxRecord::Inline(
         "\u{1}".repeat(MAX_INLINE_RECORD_BYTES),
     ));
@@ -135,6 +137,7 @@ fn newer_formats_are_reported_and_unknown_fields_are_preserved() {
                 "{kind}"
             );
         }
+        // Fractional numbers could not be preserved exactly.
         assert!(
             decode(&edit(&bytes, "{", "{\"later\":0.5,")).is_err(),
             "{kind}"

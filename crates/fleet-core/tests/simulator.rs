@@ -114,6 +114,7 @@ impl World {
                 let is_correct = located.is_some_and(|located| {
                     located.host == entry.id
                         && located.state == RowState::Running
+                        // The row of a sandbox without a head has the default revision.
                         && Some(located.revision) == held.revision().or(Some(Default::default()))
                 });
                 if !is_correct {
@@ -150,6 +151,8 @@ impl World {
         }
     }
 
+    /// Returns whether a resume is not needed: the sandbox runs or is paused on a host in a state
+    /// that is not stored, or it is killed.
     fn is_resumed_or_killed(&self, id: SandboxId) -> bool {
         let is_held = self.hosts.iter().any(|entry| {
             let held = entry.held.get(&id);

@@ -55,6 +55,7 @@ impl Fleet {
     /// Encrypts the content of the head of [`ID`].
     async fn sealed(&self, content: &[u8]) -> Bytes {
         let tenant = self.remote.tenant(None).await.unwrap();
+        // The slot, derived from the id, is a part of the key of the head.
         let slot = SandboxId::try_from(ID).unwrap().slot().number();
         let key = tenant.head_key(slot, ID).unwrap();
         tenant.seal_record(&key, content).unwrap().into()
@@ -122,6 +123,7 @@ async fn a_pause_is_claimed_by_one_host_and_published_by_its_owner_only() {
         assert!(matches!(moved, Err(HeadError::Newer { .. })), "{moved:?}");
     }
     claim(&one, "s2").await.unwrap();
+    // A kill by a host that does not own the sandbox changes nothing.
     two.kill(None, ID).await.unwrap();
     let stays = two.stored(None, ID).await;
     assert!(
@@ -304,8 +306,10 @@ async fn a_change_that_loses_against_an_unreadable_head_fails_and_nothing_counts
 async fn a_kill_without_the_home_names_the_state_to_remove_once() {
     let fleet = Fleet::new();
     let (one, two) = (fleet.host(1), fleet.host(2));
+    // The dead host that has files of the sandbox.
     let home = Some(MemberId(1));
     one.publish(None, &pause("s1", ROOT)).await.unwrap();
+    // The first kill returns the stored state, which the caller must remove.
     let state = two.kill_away(None, ID, home).await.unwrap().unwrap();
     assert_eq!((&*state.snapshot, &*state.root), ("s1", ROOT));
     assert_eq!(two.kill_away(None, ID, home).await.unwrap(), None);
@@ -320,7 +324,7 @@ async fn a_change_that_other_hosts_precede_is_written_at_most_eight_times() {
     let fleet = Fleet::new();
     let one = fleet.host(1);
     one.publish(None, &pause("s1", ROOT)).await.unwrap();
-    // The fault affects one read and all writes.
+    // Before each of these requests (one read and all writes), another client replaces the head.
     fleet.records.inject(Fault::Precede, 1 + MAX_WRITES);
     let contended = one.kill(None, ID).await;
     assert!(
@@ -348,6 +352,7 @@ async fn malformed_ids_and_records_of_other_owners_are_not_found() {
         let result = one.stored(Some("key1"), id).await;
         assert!(matches!(result, Err(HeadError::Damaged { .. })), "{id}");
     }
+    // More than 64 KiB, the maximum of a record in a head.
     let long = Publication {
         record: "x".repeat(70_000),
         ..pause("s1", ROOT)

@@ -30,7 +30,7 @@ impl World {
                 .as_ref()
                 .is_some_and(|member| member.is_coordinator())
         });
-        // Faults of the coordinator are more interesting.
+        // Faults of the coordinator are more frequent than those of other hosts.
         let host = match coordinator {
             Some(coordinator) if self.chance(35) => coordinator,
             _ => self.any_host(),
@@ -48,6 +48,7 @@ impl World {
                 let delay = self.between(2_000, 130_000);
                 self.after(delay, Action::Start { host });
             }
+            // One host, or all hosts, cannot reach the store.
             6 => self.outages[host] = end,
             7 => {
                 let end = self.now + self.between(500, 60_000);
@@ -64,10 +65,12 @@ impl World {
                 self.cut(other, host, end);
             }
             9 | 10 => {
+                // Messages are lost in one direction.
                 let other = self.any_host();
                 self.cut(host, other, end);
             }
             11 => {
+                // No message of the host arrives, and often it receives none.
                 for other in 0..self.hosts.len() {
                     self.cut(host, other, end);
                     if self.chance(70) {
@@ -87,6 +90,7 @@ impl World {
                 }
             }
             _ => {
+                // Messages from and to the host are delayed.
                 for other in 0..self.hosts.len() {
                     self.slow.insert((host, other), end);
                     self.slow.insert((other, host), end);

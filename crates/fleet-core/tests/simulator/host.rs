@@ -158,6 +158,7 @@ impl World {
                 fleet: crate::samples::fleet(),
                 id: entry.id,
                 instance: Instance {
+                    // Four bits for the number of the boot, and four bits for the host.
                     boot: [entry.boot + entry.id.0 as u8 * 16; 16],
                     started_ms: local.0,
                 },
@@ -361,6 +362,7 @@ impl World {
                 self.hosts[host].sent.entry(write.0).or_insert(local);
                 let bytes = record.encode().unwrap();
                 let target = Target::ShardWrite(write.0);
+                // Writes of the shard belong to no operation: 0 stands for none.
                 self.write(
                     host,
                     target,

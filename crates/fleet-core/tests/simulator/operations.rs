@@ -343,6 +343,7 @@ impl World {
                         continue;
                     }
                     self.after(delay, Action::Manifest(root));
+                    // Usually the answer arrives after the manifest is stored.
                     let answered = match self.mutation {
                         Mutation::HeadBeforeManifest => 1,
                         _ => delay + 5,
@@ -420,10 +421,11 @@ impl World {
                     head.is_some_and(|head| matches!(head.state(), HeadState::Running(_)));
                 match purpose {
                     Purpose::Adopt(_) if is_still_owner => {}
-                    // The copy of a sandbox that runs elsewhere is removed.
+                    // The sandbox has no head or is already killed: the kill is complete.
                     Purpose::Kill { .. } if !is_running => {
                         self.updated(host, id, purpose, None);
                     }
+                    // The copy of a sandbox that runs elsewhere is removed.
                     _ => self.forget(host, id),
                 }
             }

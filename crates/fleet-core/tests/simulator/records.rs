@@ -144,6 +144,7 @@ impl Store {
                 {
                     self.records.remove(&key);
                 }
+                // The answer to a purge is ignored.
                 (Answer::Failed, None)
             }
             Request::Write {
@@ -200,7 +201,7 @@ impl Store {
                 self.truth.dead.insert(owner, now);
                 self.truth.verdicts += 1;
                 // The grace period is 12 s on the clock of the coordinator, which may be 100 ppm
-                // fast.
+                // fast. Term 1 starts with the simulation, not with a takeover.
                 if self.checks_grace && now - started < 11_990 && record.term != Term(1) {
                     violation = Some(format!(
                         "verdict on {owner} {} ms after the start of {}",

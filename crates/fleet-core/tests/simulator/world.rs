@@ -422,6 +422,7 @@ impl World {
         let to = to.0 as usize - 1;
         let link = (from, to);
         if from != to {
+            // One percent of the inputs is lost on an intact link, and one percent is duplicated.
             if self.cuts.get(&link).is_some_and(|&end| end > self.now) || self.chance(1) {
                 return;
             }
@@ -453,7 +454,7 @@ impl World {
         );
     }
 
-    /// Returns a random live host.
+    /// Returns a random host.
     pub fn any_host(&mut self) -> usize {
         self.random.below(self.hosts.len() as u32) as usize
     }

@@ -1,6 +1,7 @@
 //! Messages and peers that exceed a limit.
 //!
-//! [`Host`] is the listener of a member, which echoes messages and bodies.
+//! [`Host`] is the listener of a member, which echoes messages and bodies. It answers the message
+//! `who` with the id of the sender, which is `h2` for the client of these tests.
 
 use super::members::{Fleet, Host, LIMIT, SERVER};
 use bytes::Bytes;
@@ -78,6 +79,7 @@ async fn messages_of_the_maximum_size_pass_and_larger_ones_do_not() {
     );
     let error = send(MAX_MESSAGE_BYTES + 1).await.unwrap_err();
     assert!(matches!(error, ChannelError::TooLarge { .. }), "{error}");
+    // The larger message did not reach the handler.
     assert_eq!(host.calls(), 1);
 }
 
@@ -124,13 +126,15 @@ async fn connections_without_certificate_are_bounded_and_time_out() {
         open.push(TcpStream::connect(&host.address).await.unwrap());
     }
     let started = Instant::now();
+    // The connections beyond the limit are closed before the timeout of the handshake.
     for stream in &mut open[20..] {
         assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
         closed += 1;
     }
     assert_eq!(closed, 80);
     assert!(started.elapsed() < Duration::from_secs(2));
-    // The others end with the limit of the handshake, and the address is served again.
+    // The other 20 connections end with the timeout of the handshake. After this, connections from
+    // this address are accepted again.
     for stream in &mut open[..20] {
         assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
     }
@@ -144,6 +148,7 @@ async fn unread_responses_do_not_block_messages_and_requests() {
     let client = fleet.client();
     let mut unread = Vec::new();
     for _ in 0..100 {
+        // The host echoes 4 MiB, which this test does not read.
         let request = Request::post("/requests/body").body(endless(64)).unwrap();
         let sent = client.request(SERVER, &host.address, request, LIMIT).await;
         unread.push(sent.unwrap());

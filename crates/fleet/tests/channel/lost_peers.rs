@@ -1,4 +1,5 @@
-//! Members that are lost or frozen during a call.
+//! Members that are lost or frozen during a call. A member answers the message `who` with the id of
+//! the sender, which is `h2` for the client of these tests.
 
 use super::members::{Fleet, Host, LIMIT, SERVER};
 use bytes::Bytes;
@@ -34,9 +35,10 @@ async fn calls_and_streams_end_when_the_peer_is_killed() {
     stream.read(&mut [0; 8]).await.unwrap_err();
     let error = call.await.unwrap().unwrap_err();
     assert!(matches!(error, ChannelError::Lost { .. }), "{error:?}");
+    // The peer has received the request, and may have executed it.
     assert!(!error.is_unsent());
     assert!(started.elapsed() < Duration::from_secs(5));
-    // No listener: reported at once.
+    // Nothing listens at the address any more.
     let sent = client
         .message(SERVER, &address, "/message", Bytes::new(), LIMIT)
         .await;
@@ -89,16 +91,18 @@ async fn a_call_of_a_frozen_peer_ends_at_its_limit() {
     freeze.send(()).unwrap();
     let limit = Duration::from_millis(500);
     let started = Instant::now();
+    // Calls succeed until the thread of the peer has read `frozen`.
     while let Ok(answer) = send(limit).await {
         assert_eq!(answer, "h2");
         assert!(started.elapsed() < LIMIT);
     }
-    // An open connection to the frozen peer.
+    // The connection to the frozen peer is still open, so a call ends at its limit.
     let started = Instant::now();
     let error = send(limit).await.unwrap_err();
     assert!(matches!(error, ChannelError::Timeout { .. }), "{error:?}");
     assert!(started.elapsed() < limit + Duration::from_secs(2));
-    // A call with a longer limit ends when the pings are not answered.
+    // A call with a longer limit ends when pings are not answered: 5 s to a ping, 5 s for its
+    // answer, and tolerance.
     let error = send(Duration::from_secs(60)).await.unwrap_err();
     assert!(
         matches!(
@@ -108,6 +112,7 @@ async fn a_call_of_a_frozen_peer_ends_at_its_limit() {
         "{error:?}"
     );
     assert!(started.elapsed() < Duration::from_secs(25));
+    // This ends the wait of the peer's thread.
     drop(_thaw);
     peer.join().unwrap();
 }
@@ -134,6 +139,7 @@ async fn concurrent_calls_share_one_connect_to_a_silent_address() {
         let error = call.await.unwrap().unwrap_err();
         assert!(matches!(error, ChannelError::Connect { .. }), "{error:?}");
     }
+    // A handshake may take 3 s. 50 connects in succession would take 150 s.
     assert!(
         started.elapsed() < Duration::from_secs(8),
         "{:?}",

@@ -92,6 +92,7 @@ impl Handler for Echo {
                 self.arrived.notify_one();
                 std::future::pending().await
             }
+            // Opens a stream on which the host sends nothing.
             "/requests/hold" => {
                 let (stream, response) = accept_stream(request);
                 tokio::spawn(async move {
@@ -105,6 +106,7 @@ impl Handler for Echo {
                 let body = request.into_body().map_err(Interrupted::new).boxed_unsync();
                 Response::new(body)
             }
+            // Echoes the bytes of a stream after its end.
             "/requests/stream" => {
                 let (mut stream, response) = accept_stream(request);
                 tokio::spawn(async move {

@@ -1,4 +1,5 @@
-//! Streams of bytes between two members.
+//! Streams of bytes between two members. The server answers the message `who` with the id of the
+//! sender, which is `h2` for the client of these tests.
 
 use super::members::{CLIENT, Fleet, Host, LIMIT, SERVER};
 use hyper::Request;
@@ -36,18 +37,19 @@ async fn a_dropped_stream_is_an_error_for_the_peer() {
     let fleet = Fleet::new();
     let host = Host::start(fleet.identity(SERVER)).await;
     let client = fleet.client();
-    let (mut ours, mut theirs) = (
+    let (mut completed, mut dropped) = (
         open(&client, &host, "/requests/stream").await,
         open(&client, &host, "/requests/stream").await,
     );
     // The host echoes only if the stream ended properly.
-    ours.write_all(b"hello").await.unwrap();
-    ours.shutdown().await.unwrap();
+    completed.write_all(b"hello").await.unwrap();
+    completed.shutdown().await.unwrap();
     let mut echo = String::new();
-    ours.read_to_string(&mut echo).await.unwrap();
+    completed.read_to_string(&mut echo).await.unwrap();
     assert_eq!(echo, "hello");
-    theirs.write_all(b"hello").await.unwrap();
-    drop(theirs);
+    dropped.write_all(b"hello").await.unwrap();
+    // The read of the host fails, so the host does not echo. The connection remains usable.
+    drop(dropped);
     assert_eq!(host.message(&client, "who").await.unwrap(), "h2");
 }
 

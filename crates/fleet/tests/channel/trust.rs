@@ -1,4 +1,5 @@
-//! Peers with wrong, expired or missing certificates.
+//! Peers with wrong, expired or missing certificates. A server answers the message `who` with the
+//! id of the sender, which is `h2` for the client of these tests.
 
 use super::members::{CLIENT, Fleet, Host, LIMIT, REMOVED, SERVER};
 use bytes::Bytes;
@@ -41,7 +42,9 @@ async fn a_host_of_another_authority_is_not_served_and_not_trusted() {
     let error = host.message(&theirs.client(), "who").await.unwrap_err();
     assert!(error.contains("Untrusted"), "{error}");
 
-    // A client that trusts the host, but whose own certificate is of another authority.
+    // A client that trusts the host, but whose own certificate is of another authority. In TLS 1.3,
+    // the server checks the client's certificate after the client's handshake: the client sees only
+    // a lost connection.
     let key = jiffy_fleet::certificates::MemberKey::generate().unwrap();
     let id = super::members::fleet();
     let now = SystemTime::now();
@@ -138,6 +141,7 @@ async fn a_renewed_certificate_is_used_for_the_next_connection() {
             .issue(&id, member, &request, SystemTime::now(), DAY)
             .unwrap()
     };
+    // A certificate of another member is rejected.
     assert!(identity.renew(&issue(MemberId(3))).is_err());
     identity.renew(&issue(CLIENT)).unwrap();
     assert_eq!(host.message(&client, "who").await.unwrap(), "h2");

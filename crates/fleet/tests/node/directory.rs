@@ -47,6 +47,7 @@ async fn a_sandbox_is_located_although_the_message_with_its_row_was_lost() {
     let fleet = Fleet::ready(3).await;
     let others = fleet.others();
     let owner = MemberId(others[0]);
+    // Messages of the owner are lost, also the one with the row. It still answers queries.
     fleet.network.mute.lock().insert(owner);
     let row = row("new", RowState::Running);
     fleet.node(owner.0).change_row(RowChange::Put(row));
@@ -102,10 +103,10 @@ async fn without_a_coordinator_all_members_are_queried() {
     let start = Instant::now();
     let place = fleet.node(others[0]).locate(hash("s")).await.unwrap();
     assert_eq!(place.unwrap().member, MemberId(others[1]));
+    // The query to the coordinator fails after 1 s, and the queries to all members after 1 s more.
     assert!(start.elapsed() <= Duration::from_millis(2_100));
-    // The silent coordinator may have other sandboxes.
+    // The silent coordinator may have the sandbox.
     let error = fleet.node(others[0]).locate(hash("unknown")).await;
-    // The network drops all traffic of the coordinator.
     let expected = LocateError::Unreachable(vec![fleet.coordinator()]);
     assert_eq!(error, Err(expected));
 }

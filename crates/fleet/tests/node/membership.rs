@@ -1,6 +1,9 @@
 //! Registration, verdicts and authority of members. A *verdict* is the coordinator's decision that
 //! a member is dead. The *authority* of a member is its permission to claim sandboxes (to become
-//! their owner). It ends some seconds after the last acknowledged heartbeat of the member.
+//! their owner). It ends 10 s after the last acknowledged heartbeat of the member.
+//!
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. To
+//! *reconcile* means to compare all sandboxes of a member with their heads.
 
 use super::support::{Fleet, START_MS, fleet_id};
 use jiffy_fleet::node::Members;
@@ -38,6 +41,7 @@ async fn members_register_with_one_coordinator_and_reconcile_before_they_are_rea
         for node in &status.nodes {
             // Each host of the tests reports three running sandboxes.
             assert_eq!(node.summary.as_ref().unwrap().running, 3);
+            // Heartbeats are sent each 2 s.
             assert!(node.heartbeat_age_ms.unwrap() <= 2_100, "{node:?}");
         }
     }
@@ -76,8 +80,10 @@ async fn a_silent_member_is_dead_within_20_s_and_returns_with_a_new_epoch() {
     let (coordinator, silent) = (fleet.coordinator(), fleet.others()[0]);
     let former = fleet.node(silent).authority().unwrap();
     fleet.network.cut.lock().insert(MemberId(silent));
-    let lost = fleet.wait(silent, 15, |view| view.deadline.is_some()).await;
-    assert!(lost < Duration::from_secs(1));
+    // The member has authority when it is cut off, so it already knows the end of the authority
+    // (`deadline`): this wait ends at once.
+    let waited = fleet.wait(silent, 15, |view| view.deadline.is_some()).await;
+    assert!(waited < Duration::from_secs(1));
     let duration = fleet.wait_members(coordinator.0, 20, is_dead(silent)).await;
     assert!(duration >= Duration::from_secs(10), "{duration:?}");
     // The authority has ended before the verdict.
@@ -113,6 +119,7 @@ async fn without_records_no_verdict_is_made_and_authority_ends() {
     // In addition, one member is silent.
     let silent = fleet.others()[0];
     fleet.network.cut.lock().insert(MemberId(silent));
+    // Five minutes in total.
     sleep(Duration::from_secs(280)).await;
     for id in 1..=3 {
         let view = fleet.node(id).view();
@@ -149,14 +156,15 @@ async fn a_member_that_does_not_answer_delays_no_other_member() {
         for id in (1..=5).filter(|&id| id != silent) {
             let node = fleet.node(id);
             let view = node.view();
-            let left = view.deadline.unwrap().0;
+            let deadline = view.deadline.unwrap().0;
             let now = START_MS + fleet.elapsed_ms();
             // Heartbeats are sent each 2 s and acknowledged at once. Each extends the authority to
-            // 10 s.
-            assert!(left >= now + 7_000, "h{id}: {left} at {now}");
+            // 10 s, of which at least 8 s remain at the next heartbeat, with 1 s of tolerance.
+            assert!(deadline >= now + 7_000, "h{id}: {deadline} at {now}");
         }
     }
     let status = fleet.node(fleet.coordinator().0).status().await;
+    // Only the silent member does not answer.
     let without: Vec<_> = status
         .nodes
         .iter()
@@ -202,7 +210,8 @@ async fn messages_of_another_fleet_and_of_unknown_members_are_rejected() {
     assert_eq!(members.row(MemberId(9)), None);
 }
 
-/// An idle member must not use more than 0.5 % of a processor.
+/// An idle member must not use more than 0.5 % of a processor. The time is not simulated, and all
+/// members run in the thread of the test.
 #[tokio::test]
 async fn an_idle_member_uses_at_most_half_a_percent_of_a_processor() {
     let fleet = Fleet::start(3, false).await;
@@ -210,7 +219,7 @@ async fn an_idle_member_uses_at_most_half_a_percent_of_a_processor() {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     };
-    // The takeover and the registrations.
+    // Wait for the takeover and the registrations, whose processor time is not counted.
     for id in 1..=3 {
         fleet.wait(id, 40, |view| view.is_ready()).await;
     }

@@ -2,7 +2,8 @@
 //!
 //! A *budget* is the limit of an API key for the sandboxes on all hosts. A *share* is the part that
 //! a member may use without a request. A *decision* is the answer to a create: the host, or the
-//! reason why no host fits. A *row* states the host and the state of one sandbox or name.
+//! reason why no host fits. An *admission* permits the selected host to start the sandbox. A *row*
+//! states the host and the state of one sandbox or name.
 
 use super::support::{Fleet, hash};
 use jiffy_fleet::node::{
@@ -14,6 +15,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::sleep;
 
+/// Hash of the template.
 const TEMPLATE: u64 = 77;
 
 fn owner() -> BudgetOwner {
@@ -114,12 +116,13 @@ async fn warm_pools_follow_the_creates_of_each_host_and_of_the_host_that_is_next
         assert_eq!(placed.admission.host.member, MemberId(1));
     }
     sleep(Duration::from_secs(3)).await;
-    // A pool covers the creates of 8 s. 7 creates per minute need one guest. h1 is counted for all
-    // 22 creates, which need three.
+    // A pool covers the creates of 8 s, a minute's creates times 8/60. 7 creates need one guest on
+    // h2. They also count for h1, which was the next host. Its 22 creates need three guests.
     assert_eq!(guests(2), [(TEMPLATE, 1)]);
     assert_eq!(guests(1), [(TEMPLATE, 3)]);
     // h3 does not have the template.
     assert_eq!(guests(3), []);
+    // Without creates, no pool is needed.
     sleep(Duration::from_secs(600)).await;
     assert_eq!((guests(2), guests(1)), (vec![], vec![]));
 }
@@ -188,7 +191,8 @@ async fn hosts_that_build_a_missing_template_are_named() {
     let error = fleet.node(3).place(request.clone()).await.unwrap_err();
     let builders = vec![MemberId(2)];
     assert_eq!(error, NotPlaced::NoTemplate { builders }.into());
-    // A member has answered that it has the template, which its heartbeats do not contain yet.
+    // h3 has answered another member that it has the template. Its heartbeats do not contain the
+    // template yet.
     request.allowed = vec![MemberId(3)];
     let placed = fleet.node(1).place(request).await.unwrap();
     assert_eq!(placed.admission.host.member, MemberId(3));
@@ -221,6 +225,7 @@ async fn creates_through_all_members_reach_the_limit_of_a_key_and_never_exceed_i
         needs: vec![need(LIMIT)],
     };
     let shares = fleet.node(1).request_shares(request).await.unwrap();
+    // `is_known`: the coordinator knows the shares of all members.
     assert!(shares.exhausted.is_some_and(|e| e.is_known));
 }
 
@@ -245,12 +250,12 @@ async fn one_of_two_creates_with_the_same_idempotency_key_is_placed() {
     let mut other = request.clone();
     other.idempotency = Some(hash("other"));
     taken(fleet.node(3).place(other.clone()).await, host);
-    // The host rejects the sandbox: the same create is placed on another one.
+    // The host rejects the sandbox: the same create is placed on another host.
     request.excluded.push(host);
     request.former = Some(placed.decision);
     let second = fleet.node(1).place(request).await.unwrap();
     assert_ne!(second.admission.host.member, host);
-    // The host runs the sandbox, which is killed later.
+    // This host runs the sandbox, which is killed later.
     let host = second.admission.host.member;
     let name = super::support::row("name", RowState::Running);
     fleet.node(host.0).change_row(RowChange::Put(name));
@@ -307,6 +312,7 @@ async fn creates_per_minute_are_counted_for_the_whole_fleet() {
         fleet.node(through).place(request.clone()).await.unwrap();
     }
     let error = fleet.node(3).place(request.clone()).await.unwrap_err();
+    // The first of the two creates is counted for the rest of its 60 s.
     assert!(matches!(
         error,
         PlaceError::NotPlaced(NotPlaced::Rate { wait_s: 55..=60 })
@@ -326,6 +332,7 @@ async fn placements_send_no_request_to_the_records() {
         request.needs = vec![need(1_000)];
         fleet.node(n % 3 + 1).place(request).await.unwrap();
     }
+    // No simulated time has passed, so no regular replacement of the shard was due.
     assert_eq!(fleet.elapsed_ms(), start, "the shard is replaced every 3 s");
     assert_eq!(fleet.records.requests(), before);
 }

@@ -37,6 +37,7 @@ fn identity(authority: &Authority, member: MemberId) -> Identity {
 
 #[tokio::test]
 async fn nodes_register_and_locate_sandboxes_over_the_channel() {
+    // Only the records of this fleet are used: its own nodes communicate in memory.
     let fleet = Fleet::start(0, false).await;
     let authority = Authority::generate(&fleet_id()).unwrap();
     let mut members: Vec<(Node, ServerHandle)> = Vec::new();

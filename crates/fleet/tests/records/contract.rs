@@ -36,9 +36,11 @@ async fn fulfils_the_contract(clients: &Clients) {
     records_are_limited_in_size(clients).await;
 }
 
+/// In each round of the check, all writers replace the same version of a record at the same time.
+/// Exactly one of them may succeed.
 async fn exactly_one_writer_succeeds([one, other]: &Clients) {
     let report = check(one, CheckOptions::default()).await.unwrap();
-    // The defaults of a check.
+    // The default numbers of a check.
     assert_eq!((report.rounds, report.writers), (20, 32));
     assert!(report.replace_p50_ms > 0.0 && report.replace_p99_ms >= report.replace_p50_ms);
     // The records of the check are removed again.
@@ -133,6 +135,7 @@ async fn records_are_limited_in_size([one, other]: &Clients) {
         "{rejected}"
     );
     assert_eq!(other.get(&key).await.unwrap(), None);
+    // A record of the maximum size is written.
     let Written::Done(version) = one.create(&key, long.slice(1..)).await.unwrap() else {
         panic!("not written");
     };

@@ -168,7 +168,7 @@ async fn three_members_with_mutual_tls_survive_the_loss_of_one_and_stop_without_
         create_when_ready(&*records, &format!("fleet/with-{index}")).await;
     }
 
-    // Without a quorum, calls end with an error in time, and nothing is written.
+    // Without a quorum (two of three members), calls end with an error at their limit.
     cluster.members[0] = None;
     cluster.members[1] = None;
     let start = Instant::now();
@@ -177,6 +177,7 @@ async fn three_members_with_mutual_tls_survive_the_loss_of_one_and_stop_without_
         .await
         .unwrap_err();
     assert!(matches!(error, RecordError::Unknown { .. }), "{error}");
+    // A call is limited to 6 s.
     assert!(
         start.elapsed() < Duration::from_secs(12),
         "{:?}",
@@ -189,7 +190,8 @@ async fn three_members_with_mutual_tls_survive_the_loss_of_one_and_stop_without_
     create_when_ready(&*records, "fleet/quorum").await;
     assert!(records.get(&key("fleet/start")).await.unwrap().is_some());
 
-    // Clients with unknown certificates are rejected.
+    // A client with a certificate of another authority is rejected by the servers. A client that
+    // trusts only another authority rejects the servers.
     let stranger = Authority::new(dir.path(), "stranger");
     let short = EtcdSettings {
         call: Duration::from_millis(500),
@@ -227,6 +229,7 @@ async fn a_server_certificate_without_client_authentication_is_rejected_with_the
     let dir = tempfile::tempdir().unwrap();
     let cluster = Cluster::start(&program, dir.path(), &[SERVER]);
     let records = EtcdRecords::new(&cluster.settings()).unwrap();
+    // The HTTP gateway of etcd presents the server's certificate to its own server, as a client.
     // While the members elect a leader, the gateway reports other errors.
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {

@@ -24,6 +24,7 @@ async fn a_cluster_that_was_replaced_is_rejected() {
     let new = dir.path().join("new");
     let _server: Server =
         servers::etcd_member(&program, &new, address, servers::free_port(), "two");
+    // Each call is rejected, not only the first one.
     for _ in 0..2 {
         let error = records.get(&key).await.unwrap_err();
         assert!(matches!(error, RecordError::Regressed { .. }), "{error}");
@@ -33,6 +34,7 @@ async fn a_cluster_that_was_replaced_is_rejected() {
             .unwrap_err();
         assert!(matches!(error, RecordError::Regressed { .. }), "{error}");
     }
+    // A new client has not seen the former cluster.
     let fresh = servers::etcd_records(address, false);
     assert_eq!(fresh.get(&key).await.unwrap(), None);
 }
@@ -79,7 +81,7 @@ async fn credentials_are_required_unless_the_address_is_local() {
 #[tokio::test]
 async fn a_server_without_the_gateway_is_rejected_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
-    // The records use the HTTP interface of etcd, which is disabled here.
+    // The records use the gateway, the HTTP interface of etcd, which is disabled here.
     let Some(program) = tool("etcd") else {
         return;
     };

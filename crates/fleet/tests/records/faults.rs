@@ -58,13 +58,14 @@ async fn writes_with_lost_responses_are_recognised(bench: &Bench) {
             (&read.value[..], &read.version),
             (content.as_bytes(), &next)
         );
-        // A write of another client is not reported as own, even if the response is lost.
+        // A replacement of an outdated version is not reported as done, even if its response is
+        // lost.
         bench.proxy.set(Mode::LoseNextAnswer);
-        let foreign = bench
+        let outdated = bench
             .through
             .replace(&key, value("foreign"), &version)
             .await;
-        let Written::Lost(Some(current)) = foreign.unwrap() else {
+        let Written::Lost(Some(current)) = outdated.unwrap() else {
             panic!("an outdated write {number} was reported as done");
         };
         assert_eq!(current.version, next);
@@ -85,10 +86,11 @@ async fn a_write_that_arrives_late_changes_nothing(bench: &Bench) {
     assert!(matches!(error, RecordError::Unknown { .. }), "{error}");
     let written = bench.direct.replace(&key, value("winner"), &version).await;
     assert!(matches!(written.unwrap(), Written::Done(_)));
+    // The delayed write reaches the server.
     bench.proxy.wait_for_more(before).await;
     let read = bench.direct.get(&key).await.unwrap().unwrap();
     assert_eq!(&read.value[..], b"winner");
-    // The caller repeats the write until its outcome is known.
+    // A repetition of the write reports its outcome.
     bench.proxy.set(Mode::Forward);
     let outcome = bench.through.replace(&key, value("late"), &version).await;
     assert_eq!(outcome.unwrap(), Written::Lost(Some(read)));
@@ -120,6 +122,7 @@ async fn silence_and_errors_end_with_a_typed_error(bench: &Bench) {
             matches!(error, RecordError::Unknown { .. }),
             "{mode:?}: {error}"
         );
+        // Three calls, each with its own limit.
         assert!(start.elapsed() < SHORT_CALL * 3 + TOLERANCE, "{mode:?}");
     }
     bench.proxy.set(Mode::Forward);

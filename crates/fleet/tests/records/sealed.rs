@@ -90,7 +90,8 @@ async fn sealed_records_reject_damaged_moved_and_older_content() {
     assert!(!raw_first.value.windows(6).any(|part| part == b"secret"));
     let second = sealed.replace(&one, b"second".to_vec(), &first).unwrap();
     let second = done(sealed.send(&second).await.unwrap());
-    // The encrypted content contains the number of the write.
+    // The encrypted content contains the number of the write. A lower number than before reveals
+    // an older content.
     assert_eq!((first.counter(), second.counter()), (1, 2));
     assert_eq!(sealed.get(&one).await.unwrap().unwrap().content, b"second");
 
@@ -151,6 +152,7 @@ async fn a_write_with_an_unknown_outcome_is_repeated_until_it_is_known() {
     memory.inject(Fault::LoseAnswer, 100);
     let error = sealed.send(&write).await.unwrap_err();
     assert!(matches!(error, RecordError::Unknown { .. }), "{error}");
+    // The fault ends, and the same write is sent again.
     memory.inject(Fault::LoseAnswer, 0);
     let written = done(sealed.send(&write).await.unwrap());
     assert_eq!(written.content, b"content");

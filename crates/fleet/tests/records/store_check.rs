@@ -9,6 +9,7 @@ use std::sync::Arc;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_conditional_writes_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
+    // With `--nometa`, the server has no ETags, which conditional writes compare.
     let Some((_server, address)) = servers::versitygw(dir.path(), &["--nometa"]) else {
         return;
     };

@@ -62,6 +62,8 @@ async fn a_host_with_an_address_that_members_cannot_reach_is_rejected() {
     let member = lab.member().await;
     let home = lab.home("two");
     let silent = free_address().await.to_string();
+    // An address at which no program listens, the address of another host (the member), and an
+    // address without a port.
     for (address, reason) in [
         (silent.as_str(), "cannot reach the host at"),
         (member.address.as_str(), "cannot reach the host at"),

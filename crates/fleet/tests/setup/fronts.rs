@@ -76,6 +76,7 @@ async fn a_front_receives_a_certificate_and_neither_store_keys_nor_records() {
     );
     let text = std::fs::read_to_string(home.join("fleet.toml")).unwrap();
     let secret = std::fs::read_to_string(lab.home("one").join("store/keys.toml")).unwrap();
+    // The file contains no key of the store. Shorter lines are no keys.
     assert!(
         secret
             .lines()
@@ -104,7 +105,8 @@ async fn a_front_receives_a_certificate_and_neither_store_keys_nor_records() {
     let home = lab.home("old");
     let joined = join_fleet(&home, &options(&member, "old").await, old).await;
     assert!(rejected(&home, joined).contains("format"));
-    // A file whose role does not match its number is rejected.
+    // A file whose role does not match its number is rejected. This data directory is now that of
+    // host 3.
     let home = lab.home("front");
     // 2147483650 is the number of the front f2: bit 31 distinguishes fronts.
     for (from, to) in [("member = 3", "member = 2147483650"), ("host", "front")] {
@@ -147,7 +149,7 @@ async fn a_front_follows_the_hosts_and_may_call_nothing_else() {
         .messages("/fleet/message", service)
         .start(listener)
         .unwrap();
-    // The address of the host has changed since the join: only the file names it.
+    // As if the address of the host had changed since the join: only the file has the new one.
     let known_before = [FrontHost {
         member: host,
         address: address.clone(),
@@ -183,6 +185,7 @@ async fn a_front_follows_the_hosts_and_may_call_nothing_else() {
         let denied = call(&client, path).await;
         assert!(denied.contains("403"), "{path}: {denied}");
     }
+    // A front may send this message. Its content `{}` is rejected as invalid.
     assert!(call(&client, FRONT_PATH).await.contains("400"));
     // Only fronts receive certificates by this message.
     let denied = call(&Client::new(host_identity), FRONT_PATH).await;

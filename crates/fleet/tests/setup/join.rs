@@ -57,6 +57,7 @@ async fn a_join_whose_answer_was_lost_is_repeated_with_the_same_token_and_number
     let home = lab.home("two");
     let options = member.options("two").await;
     let first = join_fleet(&home, &options, facts()).await.unwrap();
+    // As if the answer was lost: the host has no settings of the fleet.
     std::fs::remove_file(home.join("fleet.toml")).unwrap();
     let again = join_fleet(&home, &options, facts()).await.unwrap();
     assert_eq!(again.settings, first.settings);
@@ -68,6 +69,7 @@ async fn former_store_keys_of_a_host_are_retained() {
     let member = lab.member().await;
     let home = lab.home("two");
     let keys = home.join("store/keys.toml");
+    // Opening the store creates keys.
     lab.remote(&home);
     let former = std::fs::read(&keys).unwrap();
     member.join(&home, "two").await.unwrap();

@@ -67,7 +67,7 @@ async fn guesses_are_rejected_without_records_and_then_limited() {
         .create_token(1, Duration::from_secs(60))
         .await
         .unwrap();
-    // Without records, each check would fail with another error.
+    // Hide the records. A check that read them would fail with another error.
     let store = lab.dir.path().join("store");
     let hidden = lab.dir.path().join("hidden");
     std::fs::rename(&store, &hidden).unwrap();
@@ -100,6 +100,7 @@ fn with_any_token(member: &str) -> JoinOptions {
     let listen = "127.0.0.1:1".parse().unwrap();
     JoinOptions {
         member: member.to_owned(),
+        // The prefix alone is not a token, so `any_token` creates one.
         token: "jft_".parse::<Token>().unwrap_or_else(|_| any_token()),
         name: "two".to_owned(),
         listen,

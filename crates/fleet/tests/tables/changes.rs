@@ -15,7 +15,7 @@ async fn changes_reach_all_members(records: Arc<dyn Records>) {
     let lab = Lab::new(records).await;
     let (one, two, three) = (lab.member(1), lab.member(2), lab.member(3));
     let created = two.change(create("a")).await.unwrap();
-    // The members have confirmed it, or have read it from the records.
+    // The members have received the change from the writer, or have read it from the records.
     for tables in [&one, &two, &three] {
         reached(tables, created.number).await;
         assert!(!is_revoked(tables, "a"));
@@ -24,6 +24,7 @@ async fn changes_reach_all_members(records: Arc<dyn Records>) {
     }
     let began = Instant::now();
     let revoked = three.change(revoke("a")).await.unwrap();
+    // No member is missing among the confirmations.
     assert_eq!(revoked.unconfirmed, []);
     assert!([&one, &two, &three].iter().all(|t| is_revoked(t, "a")));
     // A revocation does not wait for the interval of the group commit.
@@ -157,7 +158,7 @@ async fn a_thousand_keys_created_at_once_share_few_commits() {
     }
     // Changes that wait for a commit are written together.
     assert!(last <= first.number + 4, "{last} commits");
-    // Rows move from the index to their parts, which a new member loads.
+    // Meanwhile, rows move from the index to their parts, which a new member loads.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let three = lab.member(3);
     reached(&three, last).await;
@@ -203,7 +204,7 @@ async fn names_of_templates_are_added_replaced_and_removed() {
     assert!(one.row(&key).is_none() && two.row(&key).is_none());
     let again = two.change(remove()).await;
     assert!(matches!(again, Err(TableError::Unknown(_))), "{again:?}");
-    // The row is also missing after its part was rewritten.
+    // Meanwhile, the part is rewritten. The row is missing in it, too.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let three = lab.member(3);
     reached(&three, removed.number).await;

@@ -38,6 +38,7 @@ async fn a_revoked_key_is_rejected_by_a_member_that_is_cut_off_within_60_s() {
     own.disconnect();
     let cut = Instant::now();
     let revoked = two.change(revoke("a")).await.unwrap();
+    // The answer names the member that has not confirmed the revocation, after a timeout of 1 s.
     assert_eq!(revoked.unconfirmed, [MemberId(3)], "it is named");
     assert!(cut.elapsed() <= Duration::from_millis(1_500));
     assert!(is_revoked(&one, "a") && is_revoked(&two, "a"));
@@ -87,6 +88,7 @@ async fn keys_stay_valid_while_the_records_are_unavailable_to_all_members() {
     let created = one.change(create("a")).await.unwrap();
     reached(&three, created.number).await;
     memory.inject(Fault::Unavailable, usize::MAX);
+    // The members verify their tables with one another.
     lab.no_writer();
     for _ in 0..300 {
         sleep(Duration::from_secs(1)).await;

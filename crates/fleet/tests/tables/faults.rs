@@ -172,11 +172,12 @@ async fn damaged_and_foreign_parts_are_rejected_and_change_nothing() {
         assert!(row(&one, "a").is_some());
         lab.remove(2);
     }
-    // Correctly encrypted parts: of another fleet, and with rows that belong elsewhere.
+    // Correctly encrypted parts: of another fleet, and of another table.
     let other = FleetId::try_from("other".to_owned()).unwrap();
     let number = RowKey::Key("a".to_owned()).part();
     for (fleet, table) in [(other, Table::Keys), (fleet(), Table::Templates)] {
-        let foreign = TablePart::new(fleet, table, number, 9, Vec::new());
+        let last_commit = 9;
+        let foreign = TablePart::new(fleet, table, number, last_commit, Vec::new());
         memory.purge(&part).await.unwrap();
         let sealed = lab.sealed();
         let write = sealed.create(&part, foreign.encode().unwrap()).unwrap();
@@ -220,6 +221,7 @@ async fn an_older_index_is_rejected() {
 #[tokio::test(start_paused = true)]
 async fn an_index_whose_part_is_older_is_rejected() {
     let (lab, _one, memory, part) = folded().await;
+    // Without its part, the index names a commit that the parts do not contain.
     memory.purge(&part).await.unwrap();
     let two = lab.member(2);
     let error = two.refresh().await.unwrap_err();
@@ -255,6 +257,7 @@ async fn a_push_of_a_member_that_is_not_the_writer_changes_nothing() {
         }},
     });
     let forged = serde_json::to_vec(&forged).unwrap();
+    // h1 is the writer, but of term 1 and not of term 9. h3 is not the writer.
     for sender in [1, 3] {
         two.handle(MemberId(sender), &forged).await.unwrap();
         assert_eq!(two.rows(Table::Keys).len(), 1);
