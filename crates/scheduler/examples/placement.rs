@@ -272,6 +272,7 @@ fn measure(
         }
     }
     fleet.algorithm = algorithm;
+    // Algorithms that search all hosts are measured with fewer placements.
     let slow = matches!(algorithm, Algorithm::LinearBestFit | Algorithm::FirstFit);
     let decisions = if slow {
         (decisions / (count / 100)).max(1000)
@@ -283,7 +284,8 @@ fn measure(
         .collect();
     let (mut times, mut placed, mut local) = (Vec::with_capacity(requests.len()), 0_u32, 0_u32);
     for (number, request) in requests.iter().enumerate() {
-        // Bursts: 100 placements, then 100 removals.
+        // Before each burst of 100 placements, remove the oldest sandboxes until 15 % of the
+        // scarcer resource are free.
         if number % 100 == 0 {
             fleet.now_ms += 1;
             while running.len() > 100 && fleet.free_parts_at_most(cpu, memory, 0.15) {

@@ -209,6 +209,7 @@ mod tests {
             index.insert(host, amounts, &mut slots);
         }
         assert_eq!(index.from((200, 40)).collect::<Vec<_>>(), [0, 3, 2]);
+        // Host 3 has 64 of the second resource, which is in the same group as 70.
         assert_eq!(index.from((200, 70)).collect::<Vec<_>>(), [3]);
         index.update(2, (150, 50), &mut slots);
         index.remove(0, &mut slots);

@@ -176,6 +176,7 @@ mod tests {
     #[test]
     fn shares_are_ample_while_much_is_free_and_never_exceed_the_limit() {
         let mut shares = BudgetShares::new(1000);
+        // A quarter of the free 1,000, divided among two members.
         assert_eq!(shares.hand_out(A, 1, 2), 125);
         assert_eq!(shares.hand_out(B, 900, 2), 875);
         assert_eq!(shares.hand_out(A, 1, 2), 0);
@@ -185,6 +186,7 @@ mod tests {
     #[test]
     fn the_rest_of_a_limit_is_handed_out_completely() {
         let mut shares = BudgetShares::new(10);
+        // The minimum, and then the rest.
         assert_eq!(shares.hand_out(A, 1, 100), 8);
         assert_eq!(shares.hand_out(B, 1, 100), 2);
     }
@@ -214,6 +216,7 @@ mod tests {
         shares.report(B, 40, 38);
         shares.set_limit(50);
         assert_eq!(shares.hand_out(A, 1, 2), 0);
+        // The shares exceed the limit by 50. A has 50 unused, and B has 2.
         assert_eq!(shares.recall(0), [(A, 50)]);
         assert_eq!(shares.recall(10), [(A, 50), (B, 2)]);
     }

@@ -41,6 +41,7 @@ fn the_tightest_host_with_room_is_selected() {
     let mut scheduler = fleet(&[200_000, 3_000, 900, 50_000]);
     let small = request(resources(1000, 2048, 1024));
     assert_eq!(place(&mut scheduler, &small), Ok(2));
+    // Host 2 has less than 1,024 MiB left.
     assert_eq!(place(&mut scheduler, &small), Ok(4));
 }
 
