@@ -29,6 +29,7 @@ fn count(test_home: &TestHome, id: &str) -> u64 {
     text.parse().unwrap_or(0)
 }
 
+/// Waits until the counter in the guest has advanced by at least three since `from`.
 fn wait_for_counts(test_home: &TestHome, id: &str, from: u64) {
     wait_for("the counter to continue", || {
         (count(test_home, id) > from + 2).then_some(())
@@ -85,7 +86,7 @@ fn five_sandboxes_survive_a_killed_daemon_and_support_all_operations() {
     assert!(vmms.is_subset(&test_home.vmms()));
     wait_for_counts(&test_home, &ids[0], counted);
 
-    // Each sandbox performs another operation.
+    // Each sandbox performs a different operation.
     let counted = count(&test_home, &ids[1]);
     test_home.ok(&["snapshot", &ids[1], "--name", "after"]);
     wait_for_counts(&test_home, &ids[1], counted);
@@ -121,7 +122,7 @@ fn five_sandboxes_survive_a_killed_daemon_and_support_all_operations() {
     }
     assert_eq!(state(&test_home, &ids[4]), "killed");
     // The usage includes the time before both kills of the daemon. Four sandboxes ran all the time,
-    // except for a pause, and at most eight at the same time.
+    // except for a pause, and at most eight at the same time: the five, the copy and two children.
     let (mut used, mut cpu) = (0.0, 0.0);
     for line in test_home.ok(&["usage", "--key", "owner", "--json"]).lines() {
         let day: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -350,6 +351,7 @@ fn a_captured_snapshot_is_stored_although_the_daemon_or_the_sandbox_is_killed() 
     assert!(shown.iter().all(|s| s.get("storing").is_none()));
     let retained = test_home.dir.path().join("snapshots").read_dir().unwrap();
     let names = retained.map(|e| e.unwrap().file_name().into_string().unwrap());
+    // Files of a snapshot that is captured, but not stored yet.
     let left: Vec<String> = names.filter(|name| name.starts_with(".captured")).collect();
     assert_eq!(left, Vec::<String>::new());
 }
@@ -362,6 +364,7 @@ fn a_sandbox_of_a_missing_engine_is_ended_and_reported() {
     let id = test_home.ok(&["create"]);
     test_home.ok(&["daemon", "stop"]);
     daemon.wait().unwrap();
+    // The guest outlives its daemon.
     assert_eq!(test_home.vmms().len(), 1);
     let options = [&options[..], &["--engine", "microvm"]].concat();
     let mut daemon = test_home.serve_with(&options, &[("JIFFY_GVISOR", "/nonexistent")]);

@@ -273,6 +273,7 @@ fn a_guest_that_fills_its_disk_fills_no_more_than_that() {
             wait_for("the disk to be full", || attack.is_full().then_some(()));
             return attack.assert_responsive();
         }
+        // An eighth of the size is permitted for metadata.
         let most = DISK_MIB + DISK_MIB / 8;
         wait_for("the disk to be full", || {
             let written = attack.written();
@@ -401,8 +402,9 @@ fn concurrent_attacks_do_not_affect_the_neighbour() {
         attack.start(FORK_BOMB);
         attack.wait_for_load();
         attack.assert_responsive();
-        // The VMM still has the files of this data directory open, unless it has exited since.
-        let others: BTreeSet<u32> = attack.test_home.vmms();
-        assert!(others.contains(&attack.vmm) || !alive(attack.vmm));
+        // `vmms` finds VMMs by the files of this data directory that they have open. The attacker's
+        // VMM is in the list unless it has exited.
+        let vmms: BTreeSet<u32> = attack.test_home.vmms();
+        assert!(vmms.contains(&attack.vmm) || !alive(attack.vmm));
     });
 }

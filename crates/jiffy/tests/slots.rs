@@ -96,19 +96,22 @@ fn the_maximum_number_of_slots_is_created_and_removed_completely() {
             let began = Instant::now();
             let network = Network::open(&config).unwrap();
             let closing = Closing(network);
-            // Namespaces of a slot. The interface of a guest without a VM has its own.
+            // Number of namespaces of a slot. A slot with a veth device, for a guest without a VM,
+            // has a second namespace for the guest.
             let each = if card == NicKind::Tap { 1 } else { 2 };
             let all = (before.1.0 + each * slot_count as usize, slot_count as usize);
             wait_for("the slots", || {
                 ((namespaces().0, devices()) == all).then_some(())
             });
             let created = began.elapsed();
+            // From here on, the kernel memory of a slot in KiB.
             let each = kernel_memory().saturating_sub(memory) / u64::from(slot_count);
             eprintln!(
                 "{slot_count} slots with a {card:?}: created in {created:?} ({:?} each), {each} KiB of kernel memory each, so {} MiB for 4,096",
                 created / slot_count,
                 each * 4096 / 1024
             );
+            // Later rounds start with memory that the kernel has not freed yet.
             if round == 0 {
                 assert!(each < MAX_MEMORY_KIB, "{each} KiB for each slot");
             }
@@ -145,8 +148,8 @@ fn slots_released_while_their_network_closes_are_removed() {
             for _ in 0..16 {
                 leases.push(runtime.block_on(network.take(card)).unwrap());
             }
-            // Some requests still wait for slots, and are cancelled.
-            let asked: Vec<_> = (0..4)
+            // Other requests for slots are in progress, and are cancelled.
+            let pending: Vec<_> = (0..4)
                 .map(|_| {
                     let network = network.clone();
                     runtime.spawn(async move { network.take(card).await.map(drop) })
@@ -154,7 +157,7 @@ fn slots_released_while_their_network_closes_are_removed() {
                 .collect();
             std::thread::scope(|scope| {
                 scope.spawn(|| network.close());
-                asked.iter().for_each(tokio::task::JoinHandle::abort);
+                pending.iter().for_each(tokio::task::JoinHandle::abort);
                 let _runtime = runtime.enter();
                 for lease in leases {
                     drop(lease);
@@ -192,9 +195,13 @@ fn a_second_burst_of_guests_finds_prepared_slots() {
             };
             runtime.block_on(takes)
         };
-        // Two slots are ready; one or two others may be created while their guests wait.
+        // All six slots are removed after their release. The network then prepares the two usual
+        // slots, and one for each lease that found no prepared slot. This holds for two to four of
+        // the six leases: two slots are ready, and up to two are prepared during the burst.
         drop(burst(6));
-        let created = wait_for("slots of the burst to be replaced", || {
+        let prepared = wait_for("slots of the burst to be replaced", || {
+            // The number of leased and prepared slots. It is constant when all slots of the burst
+            // are removed and their successors are prepared.
             let seen = network.slots().0;
             let settled = (0..10).all(|_| {
                 std::thread::sleep(Duration::from_millis(50));
@@ -203,13 +210,14 @@ fn a_second_burst_of_guests_finds_prepared_slots() {
             settled.then_some(seen)
         });
         assert!(
-            (4..=6).contains(&created),
-            "{created} slots after a burst of six"
+            (4..=6).contains(&prepared),
+            "{prepared} slots after a burst of six"
         );
-        let leases = burst(created - 1);
+        // One prepared slot remains: without any, the network would create others at once.
+        let leases = burst(prepared - 1);
         assert_eq!(
             network.slots().0,
-            created,
+            prepared,
             "slots were created for the second request"
         );
         drop(leases);

@@ -166,7 +166,7 @@ async fn test_all_commands(host: &Host) {
     assert!(host.jiffy(&["verify"]).status.success());
     verify_and_repair(host, &remote, roots[1]).await;
     a_damaged_name_is_no_success(host, &remote).await;
-    // Five of the six chunks of the first pack are dead.
+    // The removal makes five of the six chunks of the first pack unneeded: `two` has the sixth.
     remote.shared.remove_name(&tenant, "one").await.unwrap();
     remote.shared.remove(&tenant, roots[0]).await.unwrap();
     // S3 times have a resolution of one second.
@@ -184,6 +184,7 @@ async fn test_all_commands(host: &Host) {
     let second = host.json(&["gc", "--grace", "0"]);
     assert!(second["removed"].as_u64().unwrap() >= 3, "{second}");
     assert!(host.files("packs").len() <= before);
+    // The chunks of `two`.
     assert_eq!(host.json(&["stats"])["chunks"], 2);
     let table = host.jiffy(&["verify"]);
     assert!(table.status.success(), "{table:?}");
@@ -204,8 +205,10 @@ async fn verify_and_repair(host: &Host, remote: &RemoteStore, root: jiffy_store:
     let text = String::from_utf8_lossy(&found.stdout).into_owned();
     assert_eq!(found.status.code(), Some(1), "{found:?}");
     assert!(text.contains("snapshot two memory.layer chunk 1"), "{text}");
+    // The chunk is not in the cache yet, so it cannot be repaired.
     let unrepaired = host.jiffy(&["verify", "--repair"]);
     assert_eq!(unrepaired.status.code(), Some(1), "{unrepaired:?}");
+    // Undo the damage, and pull the snapshot into the cache.
     bytes[64 + 1000] ^= 4;
     fs::write(&packs[0], &bytes).unwrap();
     let tenant = remote.tenant(None).await.unwrap();
@@ -214,6 +217,7 @@ async fn verify_and_repair(host: &Host, remote: &RemoteStore, root: jiffy_store:
         .shared
         .pull(&snapshot, 0, Selection::All, &remote.cache);
     pulled.await.unwrap();
+    // Damage the pack again.
     bytes[64 + 1000] ^= 4;
     fs::write(&packs[0], &bytes).unwrap();
     let repaired = host.jiffy(&["verify", "--repair"]);
@@ -249,6 +253,7 @@ async fn a_damaged_name_is_no_success(host: &Host, remote: &RemoteStore) {
     let mut after = Vec::new();
     walk(&host.objects, &mut after);
     assert_eq!(before, after);
+    // Opening the tenant by its name writes the name again.
     remote.shared.tenant("host").await.unwrap();
     assert!(host.jiffy(&["verify"]).status.success());
 }
@@ -256,6 +261,7 @@ async fn a_damaged_name_is_no_success(host: &Host, remote: &RemoteStore) {
 /// Wraps the secret of the host's tenant with a second master key, and removes the first.
 async fn rotate(host: &Host) {
     let rotate = |more: &[&str]| host.json(&[&["rotate"], more].concat());
+    // The secret is already encrypted with the current master key.
     assert_eq!(rotate(&[])["rewrapped"], 0);
     let path = host.home().join("store/keys.toml");
     let with_first = fs::read_to_string(&path).unwrap();
@@ -276,6 +282,7 @@ async fn rotate(host: &Host) {
         (&1.into(), &1.into())
     );
     fs::write(&path, with_both.replace(keys, "")).unwrap();
+    // A new generation of data keys, which encrypt later pushes.
     let further = rotate(&["--data-keys"]);
     assert_eq!(
         (&further["rewrapped"], &further["generation"]),

@@ -17,7 +17,7 @@ use std::thread;
 pub const HOST: &str = "11.0.0.2";
 /// Addresses of servers in the lab's internet, at TCP ports 22, 80 and 443, and UDP port 7.
 pub const PUBLIC: [&str; 3] = ["11.0.0.1", "8.8.8.8", "9.9.9.9"];
-/// Private addresses of servers, if they are reachable.
+/// Private addresses of servers. Sandboxes must reach them only if a rule permits it.
 pub const PRIVATE: [&str; 9] = [
     "10.9.9.9",
     "172.16.9.9",
@@ -34,7 +34,7 @@ pub const RESOLVER: &str = PUBLIC[1];
 /// IPv6 address of the host, and addresses of servers, in a lab with IPv6.
 pub const HOST6: &str = "2a00:1::2";
 pub const PUBLIC6: [&str; 2] = ["2a00:1::1", "2a00:9::9"];
-/// Private IPv6 addresses of servers, if they are reachable.
+/// Private IPv6 addresses of servers. Sandboxes must reach them only if a rule permits it.
 pub const PRIVATE6: [&str; 3] = ["fd00:9::9", "2001:db8:9::9", "3fff:9::9"];
 /// Answer of the name server to every question.
 const ANSWER: Ipv4Addr = Ipv4Addr::new(9, 9, 9, 9);
@@ -75,18 +75,18 @@ pub fn with_lab6(work: impl FnOnce(&Lab) + Send) {
 
 /// Runs the internet and the host in one thread each.
 fn run(ipv6: bool, work: impl FnOnce(&Lab) + Send) {
-    let (tell, datagrams) = mpsc::channel();
+    let (datagram_sender, datagrams) = mpsc::channel();
     let (ready, number) = mpsc::channel();
     let (stop, stopped) = mpsc::channel::<()>();
     let (engine, test) = (engine::wanted(), test_name());
     thread::scope(|scope| {
-        scope.spawn(move || internet(ipv6, &ready, tell, &stopped));
+        scope.spawn(move || internet(ipv6, &ready, datagram_sender, &stopped));
         let host = scope.spawn(move || {
             engine::want(engine);
             set_test_name(test);
             let internet = number.recv().unwrap();
             host(internet);
-            // The other side of the link is up when it sends its number.
+            // The second number states that the other side of the link is up.
             number.recv().unwrap();
             if ipv6 {
                 ip(&format!(
@@ -101,6 +101,7 @@ fn run(ipv6: bool, work: impl FnOnce(&Lab) + Send) {
             });
         });
         let outcome = host.join();
+        // This ends the wait of the internet's thread.
         drop(stop);
         outcome.unwrap();
     });
@@ -265,7 +266,7 @@ fn name_servers(loopback: bool) -> Vec<String> {
 /// Names with this part resolve to an address of [`PRIVATE`]. The digit that follows is its index:
 /// `trap5.example` resolves to 168.63.129.16. Without a digit, the index is 0.
 const TRAP: &[u8] = b"trap";
-/// Names below this name resolve only to an IPv6 address.
+/// Names with this part resolve only to an IPv6 address.
 const SIX: &[u8] = b"six";
 
 /// Returns the private address for a question that contains [`TRAP`].
@@ -335,19 +336,23 @@ fn serve_dns(address: &str) {
             // 4.1).
             let end = answer[12..].iter().position(|b| *b == 0).unwrap() + 12 + 5;
             answer.truncate(end);
-            // The question ends with two bytes of type and two bytes of class.
-            let below = |name: &[u8]| buffer[..length].windows(name.len()).any(|w| w == name);
+            // The question ends with two bytes of type and two bytes of class. This is the second
+            // byte of the type. The first one is 0 for both types of addresses.
+            let asked_type = answer[end - 3];
+            let contains = |name: &[u8]| buffer[..length].windows(name.len()).any(|w| w == name);
             // Type of the record (1: A, 28: AAAA), and the address.
-            let (kind, found): (u8, Vec<u8>) = if below(SIX) {
+            let (kind, found): (u8, Vec<u8>) = if contains(SIX) {
                 (28, PUBLIC6[1].parse::<Ipv6Addr>().unwrap().octets().into())
-            } else if below(REBIND) && answer[end - 3] == 1 {
+            } else if contains(REBIND) && asked_type == 1 {
                 (1, rebinding_address().octets().into())
-            } else if below(TRAP) {
+            } else if contains(TRAP) {
                 (1, private_address(&buffer[..length]).octets().into())
             } else {
                 (1, ANSWER.octets().into())
             };
-            let has_address = answer[end - 3] == kind;
+            let has_address = asked_type == kind;
+            // Flags of a response without an error, and the numbers of questions, answers,
+            // authorities and additional records.
             answer[2..12].copy_from_slice(&[
                 0x81,
                 0x80,
@@ -361,6 +366,7 @@ fn serve_dns(address: &str) {
                 0,
             ]);
             if has_address {
+                // Pointer to the name in the question, type, class, and a lifetime of 60 s.
                 answer.extend([0xc0, 12, 0, kind, 0, 1, 0, 0, 0, 60, 0]);
                 answer.push(found.len().try_into().unwrap());
                 answer.extend(found);
