@@ -89,6 +89,8 @@ fn a_host_without_kvm_is_reported_with_its_remedy() {
 
 #[jiffy_test]
 fn missing_rights_on_kvm_are_reported_with_the_group() {
+    // User 65534 runs `doctor` with a `/dev/kvm` that only root may open. The programs and the data
+    // directory are copied to the new `/dev`, where this user may read them.
     let script = "mount -t tmpfs none /dev && mknod /dev/kvm c 10 232 && chmod 600 /dev/kvm && mknod -m 666 /dev/null c 1 3 && mknod -m 444 /dev/urandom c 1 9 && \
         mkdir -m 777 /dev/shm /dev/home && cp \"$JIFFY\" \"$JIFFY_VMM\" \"$JIFFY_AGENT\" /dev/shm && \
         exec setpriv --reuid 65534 --clear-groups env JIFFY_HOME=/dev/home JIFFY_VMM= JIFFY_AGENT= /dev/shm/jiffy doctor";
@@ -125,6 +127,7 @@ fn a_damaged_image_is_rejected_with_its_name() {
 
 #[jiffy_test]
 fn a_damaged_kernel_is_rejected_with_its_name() {
+    // The first run extracts the kernel image. The second run finds the image with a changed byte.
     let script = r#"home=$(mktemp -d); export JIFFY_HOME=$home; trap 'rm -rf "$home"' EXIT
         ln -s "${REAL_HOME:-/var/lib/jiffy}/templates" "$home/templates"
         images=${REAL_HOME:-/var/lib/jiffy}/images; if [ -d "$images" ]; then ln -s "$images" "$home/images"; fi
@@ -193,6 +196,7 @@ fn a_process_killed_for_memory_is_reported() {
 
 #[jiffy_test]
 fn a_guest_out_of_memory_is_reported() {
+    // 2: the kernel panics instead of killing a process.
     let program = format!("open('/proc/sys/vm/panic_on_oom', 'w').write('2')\n{EAT_MEMORY}");
     let done = as_root("192MiB", &program);
     assert_eq!(done.code, Some(125), "{done:?}");
@@ -204,6 +208,7 @@ fn a_guest_out_of_memory_is_reported() {
 
 #[jiffy_test]
 fn a_guest_reboot_is_reported() {
+    // LINUX_REBOOT_CMD_RESTART (reboot(2)).
     let done = as_root(
         "512MiB",
         "import ctypes; ctypes.CDLL(None).reboot(0x01234567)",

@@ -74,6 +74,8 @@ fn mounts_are_visible_to_their_command_only_and_secrets_are_stored_nowhere() {
     // Cached results need neither mounts nor secrets. A changed step receives the content of its
     // cache mount again, also in another template. The `ONBUILD` instructions of the base template
     // run.
+    // Steps: the seven `RUN` instructions of `tools`, of the `ONBUILD` of `parent`, and of the last
+    // stage.
     assert_eq!(cached(&project.built("mounted", &[])), 7);
     project.file(
         "Dockerfile",
@@ -219,6 +221,7 @@ fn remote_files_are_verified_and_added_again_only_after_a_change() {
         let context = test_home.dir.path().join("context");
         fs::create_dir(&context).unwrap();
         let at = "http://9.9.9.9:8000";
+        // SHA-256 of `first`.
         let sum = "a7937b64b8caa58f03721bb6bacf5c78cb235febe0e70b1b84cd99541461a08e";
         let text = format!(
             "FROM base\nADD {at}/data /d/\nADD --chmod=644 --checksum=sha256:{sum} {at}/data /e\n\
@@ -229,15 +232,15 @@ fn remote_files_are_verified_and_added_again_only_after_a_change() {
             assert_eq!(done.code, Some(0), "{done:?}");
             cached(&done)
         };
-        let said = |script: &str| {
+        let output_of = |script: &str| {
             let id = test_home.ok(&["create", "--template", "added"]);
-            let said = test_home.sh(&id, script);
+            let output = test_home.sh(&id, script);
             test_home.ok(&["kill", &id]);
-            said
+            output
         };
         assert_eq!(built(), 0);
         let script = "sudo cat /d/data; stat -c ' %U:%a' /d/data; cat /e /tagged/file /whole/sub/file; ls -d /tagged/.git /whole/.git 2>/dev/null || true";
-        assert_eq!(said(script), "first root:600\nfirstonetwo/whole/.git");
+        assert_eq!(output_of(script), "first root:600\nfirstonetwo/whole/.git");
         // All four `ADD` steps are unchanged.
         assert_eq!(built(), 4);
 
@@ -247,7 +250,7 @@ fn remote_files_are_verified_and_added_again_only_after_a_change() {
         publish(&files);
         // Only the step that adds the default branch is executed.
         assert_eq!(built(), 3);
-        assert_eq!(said("cat /whole/sub/file"), "three");
+        assert_eq!(output_of("cat /whole/sub/file"), "three");
         fs::write(files.join("data"), "second").unwrap();
         let changed = build(test_home, &context, &text);
         assert_eq!(changed.code, Some(1), "{changed:?}");
@@ -262,6 +265,7 @@ fn remote_files_are_verified_and_added_again_only_after_a_change() {
         let before = requests.load(Ordering::Relaxed);
         assert_eq!(cached(&build(test_home, &context, &pinned)), 1);
         assert_eq!(requests.load(Ordering::Relaxed), before);
+        // `--plain-http` permits http:// only for port 8000.
         for (line, reason) in [
             (format!("ADD {at}/none /x"), "line 2"),
             (

@@ -328,6 +328,7 @@ fn concurrent_builds_of_one_name_run_in_turn_and_one_is_the_template() {
     // Another way to create a template, without the daemon.
     let root = project.file("root/third", "imported");
     let root = root.parent().unwrap();
+    // This starts the daemon.
     project.test_home.ok(&["ls"]);
     let begin = |args: &[&str]| {
         let args = [&["template", "build", "--name", "same"], args].concat();
@@ -355,7 +356,7 @@ fn concurrent_builds_of_one_name_run_in_turn_and_one_is_the_template() {
 
     let details = project.test_home.json(&["template", "inspect", "same"]);
     match details["images"].as_array().unwrap().len() {
-        // The imported layer was created last.
+        // The imported template has one image and was created last. A built one has several.
         1 => assert!(
             details["origin"]["from"]
                 .as_str()

@@ -65,6 +65,7 @@ nohup python3 draw.py >/dev/null 2>&1 & until [ -s drawn ]; do sleep 0.01; done"
                 .collect()
         })
         .collect();
+    // The last 20 numbers are from after the new identity.
     let last = |d: &Vec<String>| d[d.len() - 20..].to_vec();
     assert!(drawn.iter().all(|d| d.len() > before + 20));
     assert!(last(&drawn[0]).iter().all(|d| !drawn[1].contains(d)));
@@ -298,6 +299,7 @@ nohup python3 watch.py >/dev/null 2>&1 &",
     );
     let (_, at_snapshot) = clocks(&test_home, &id);
     let snapshot = test_home.ok(&["snapshot", &id]);
+    // The sandbox that was resumed or created last, of which the next way may make a fork.
     let last = std::cell::Cell::new(id.clone());
     let ways: [(&str, &dyn Fn() -> String); 4] = [
         ("resume", &|| {
@@ -313,7 +315,7 @@ nohup python3 watch.py >/dev/null 2>&1 &",
     ];
     for (way, wake) in ways {
         // The measured error includes the transfer time of a message from the host to the guest. On
-        // a busy host some messages take long, but not all of them.
+        // a busy host some messages take long, but not all of them. The error must be below 5 ms.
         let mut errors = Vec::new();
         while errors.last().is_none_or(|e| *e >= 5_000_000) {
             assert!(errors.len() < 12, "{way}: wrong by {errors:?} ns");
@@ -324,6 +326,7 @@ nohup python3 watch.py >/dev/null 2>&1 &",
                 monotonic > at_snapshot,
                 "{way}: {monotonic} after {at_snapshot}"
             );
+            // The monotonic clock never stepped back, and one watcher runs.
             let seen = test_home.sh(&woken, "cat back 2>/dev/null; pgrep -fc '[w]atch.py'");
             assert_eq!(seen, "1", "{way}");
             last.set(woken);

@@ -113,6 +113,7 @@ fn snapshots_and_prune(test_home: &TestHome) {
         table.contains("auto: fork") && table.contains("auto: template"),
         "{table}"
     );
+    // Automatic snapshots: the booted templates of two sizes, and that of the fork.
     let sum = table.lines().last().unwrap();
     assert!(
         sum.contains(" in total, 3 of 4 snapshots are automatic"),
@@ -219,6 +220,7 @@ fn a_file_system_that_hangs_stops_nothing_else(test_home: &TestHome, engine: &st
         let args = ["exec", "seen", "-u", "root", "--", "bash", "-c", script];
         test_home.ok(&args)
     };
+    // The sleeping process holds the descriptor of the file system's server, and answers nothing.
     root(
         "mkdir /mnt/hung; exec 9<>/dev/fuse; \
          mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0 hung /mnt/hung; \
@@ -299,6 +301,7 @@ fn sandbox_is_inspected_and_restarted(test_home: &TestHome, engine: &str) {
     root("setsid sh -c 'trap \"\" TERM; sleep 1000' >/dev/null 2>&1 &");
     root("setsid sleep 2000 >/dev/null 2>&1 &");
     assert_eq!(test_home.ok(&["restart", "seen", "-t", "500ms"]), id);
+    // The disk is retained. No process remains, not even one that ignores SIGTERM.
     let remaining =
         root("cat /tmp/new; hostname; cat /proc/[0-9]*/cmdline | grep -ac '[s]leep'; true");
     assert_eq!(remaining, format!("1\n{id}\n0"), "{engine}");
@@ -365,7 +368,7 @@ fn sandboxes_are_named_listed_and_removed_by_commands() {
         assert_ne!(done.code, Some(0), "{args:?}: {done:?}");
         done.stderr
     };
-    // Sandboxes of the warm pool are in use.
+    // Sandboxes of a warm pool would use snapshots of templates, so `prune` would retain these.
     test_home.ok(&["daemon", "start", "--no-listen", "--warm-pool", "0"]);
     names_and_labels(&|args| test_home.ok(args), &fails);
     snapshots_and_prune(&test_home);
@@ -390,7 +393,7 @@ fn the_same_commands_work_remotely_with_a_key() {
         done.stderr
     };
     names_and_labels(&|args| remote.ok(args), &fails);
-    // The killed sandboxes `web` and `api`.
+    // The killed sandboxes `web` and `api` are removed. The operator's sandbox remains.
     let report = remote.json(&["prune", "--yes", "--older-than", "0s"]);
     assert_eq!(report["items"].as_array().unwrap().len(), 2, "{report}");
     assert_eq!(remote.test_home.ok(&["ls", "-q"]).lines().count(), 1);

@@ -143,7 +143,8 @@ fn many_changed_files_are_compared_within_seconds() {
 fn temporary_guests_end_with_a_killed_daemon() {
     let test_home = TestHome::new();
     let id = test_home.ok(&["create", "--name", "agent"]);
-    // The contents take some time to compare.
+    // The comparison reads the contents of these files, because their times change below. This
+    // takes some time, in which the daemon is killed.
     root(
         &test_home,
         &id,

@@ -98,7 +98,7 @@ fn every_vmm_has_its_own_user_without_privileges_and_a_limited_group() {
         let longest = limits.lines().find(|l| l.starts_with("Max file size"));
         let longest: Vec<&str> = longest.unwrap().split_whitespace().skip(3).collect();
         let soft: u64 = longest[0].parse().unwrap();
-        // At most slightly larger than the disk.
+        // At least the memory of the guest, and at most slightly more than its disk.
         assert!((256 << 20..=11 << 30).contains(&soft), "{longest:?}");
         assert_eq!(longest[0], longest[1], "the limit cannot be raised");
         let groups = groups(vmm);
@@ -181,7 +181,8 @@ fn spare_vmms_are_confined_limited_when_assigned_and_exit_with_their_daemon() {
         let files = fs::read_dir(format!("/proc/{spare}/root")).unwrap().count();
         assert_eq!(files, 0);
     }
-    // A spare that is being moved to its groups is not assigned.
+    // A spare that is still being moved to its control groups is not assigned to a guest: create
+    // sandboxes until one uses a spare.
     let (id, vmm) = wait_for("a guest to use a spare process", || {
         let waiting = two();
         let id = test_home.ok(&["create"]);

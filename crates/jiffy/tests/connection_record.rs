@@ -152,7 +152,7 @@ fn denied_questions_and_addresses_of_the_host_are_recorded_as_refused() {
             &open,
             &json!({ "address": HOST, "verdict": "refused", "reason": "host" }),
         );
-        // Includes ports of its gateway, which are inside the slot.
+        // Ports of the guest's gateway, whose address is inside the slot, are refused as well.
         assert_eq!(
             reach(test_home, &open, "169.254.0.22"),
             "ConnectionRefusedError"
@@ -204,6 +204,7 @@ fn a_flood_of_denied_packets_does_not_fill_the_record_or_a_processor() {
             lines.len(),
             share * 100.0
         );
+        // A record has at most 1,000 lines.
         assert!(lines.len() <= 1000 && missing > 1000, "{all}");
         assert!(share < 0.25, "{share}");
         // Earlier lines still exist.

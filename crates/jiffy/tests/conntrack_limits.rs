@@ -17,7 +17,8 @@ fn entries() -> usize {
     text.trim().parse().unwrap()
 }
 
-/// Returns the number of answered flows among `count` new flows of a sandbox.
+/// Returns the number of answered flows among `count` new flows of a sandbox. Each answer has one
+/// byte.
 fn flows(test_home: &TestHome, id: &str, count: usize) -> usize {
     let program = format!(
         r#"
@@ -69,6 +70,7 @@ for _ in range(300):
 print(made)
 "#;
         let created: usize = root_python(test_home, &id, program).parse().unwrap();
+        // At least three quarters of the 64 permitted connections.
         assert!(created >= 48, "{created} connections");
         // At most 64 connections count at a time. The other entries are of connections that ended a
         // moment ago.
@@ -90,7 +92,8 @@ fn a_connection_flood_does_not_starve_other_sandboxes_or_the_host() {
         let ids: Vec<String> = (0..5).map(|_| test_home.ok(&["create"])).collect();
         let first = flows(test_home, &ids[0], 700);
         assert!((100..=512).contains(&first), "{first} flows");
-        // Half of the total is in use: each other sandbox gets a sixteenth of its limit.
+        // Half of the total is in use: each other sandbox gets a sixteenth of its limit, 32 of 512.
+        // The sandbox is tried until this applies. The bound below has some tolerance.
         wait_for("pressure", || {
             (flows(test_home, &ids[1], 40) < 40).then_some(())
         });

@@ -70,6 +70,7 @@ fn the_daemon_starts_reports_restarts_with_its_options_and_stops() {
     let listens = status["listen"].as_str().unwrap();
     assert!(listens.starts_with("http://127.0.0.1:"), "{listens}");
     assert_eq!(status["sandboxes"]["running"], 1);
+    // The default memory of a sandbox.
     assert_eq!(status["memory_committed_mib"], 512);
     assert_eq!(status["refused"]["sandboxes"], 1);
     let pid = status["pid"].as_u64().unwrap();
@@ -268,7 +269,7 @@ fn random_operations_under_a_killed_daemon_end_with_nothing_wedged_lost_or_left_
     }
     assert_eq!(test_home.json(&["ls"]).as_array().unwrap().len(), 0);
     let status = test_home.json(&["daemon", "status"]);
-    // Sandboxes of the warm pool have no owner.
+    // Only sandboxes of the warm pool, of 512 MiB each, still use memory.
     let warm = status["warm"].as_u64().unwrap();
     assert!(
         status["memory_committed_mib"].as_u64().unwrap() <= warm.max(1) * 512,
@@ -288,7 +289,7 @@ fn a_daemon_whose_data_directory_is_replaced_exits_without_removing_snapshots() 
     test_home.ok(&["create"]);
     let (former, vmms) = (test_home.daemon(), test_home.vmms());
     assert!(!vmms.is_empty());
-    // Simulates `rm -r` of the directory and a new daemon there.
+    // Simulates `rm -r` of the directory and the start of a new daemon in it.
     let home = test_home.dir.path();
     let before = tempfile::tempdir().unwrap();
     let journal = ["state.db", "state.db-shm", "state.db-wal"];

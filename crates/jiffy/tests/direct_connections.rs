@@ -34,7 +34,8 @@ do sleep 0.02; done";
 /// Timeout for the end of a connection.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
-/// Connects to a guest. Returns the connection and the client address that the guest sees.
+/// Connects to a guest. `port` is an index of the forwarded ports. Returns the connection and the
+/// client address that the guest sees.
 fn connect(forward: &Forward, port: usize) -> (BufReader<TcpStream>, String) {
     let mut stream = BufReader::new(forward.connect(port));
     let mut peer = String::new();

@@ -186,12 +186,15 @@ fn a_layer_holds_what_a_sandbox_changed_and_nothing_else() {
         .unwrap();
     assert!(unpacked.status.success(), "{unpacked:?}");
     let f = fs::metadata(out.join("srv/b/f")).unwrap();
+    // `srv/hard` is the other link.
     assert_eq!((f.mode() & 0o7777, f.nlink()), (0o4711, 2));
     let profile = fs::read_to_string(out.join("etc/profile")).unwrap();
     assert!(
         profile.len() > 100 && profile.ends_with("more\n"),
         "the whole file, not only the appended part"
     );
+    // The archive has the file's own extended attribute, of which 27 bytes are compared, and none
+    // of overlayfs.
     assert!(
         bytes
             .windows(27)

@@ -89,6 +89,7 @@ fn all_connections_leave_through_the_egress_proxy_or_not_at_all() {
         let named =
             json!({ "allowOut": ["good.example", "git.example:22"], "denyOut": ["0.0.0.0/0"] });
         assert_eq!(put(&rules(ADDRESS, PASSWORD, named)), 204);
+        // Jiffy answers the HTTP request to a denied name itself, with `HTTP/1.1` and an error.
         assert_eq!(
             say(
                 "http('9.9.9.9', 'good.example'), via('git.example', 22), http('9.9.9.9', 'evil.example')[0], via('8.8.8.8', 22)"

@@ -172,6 +172,7 @@ fn a_build_on_a_full_disk_is_reported_and_leaves_nothing() {
     let done = build("large");
     assert_eq!(done.code, Some(0), "{done:?}");
     test_home.ok(&["template", "rm", "large"]);
+    // This removes the image, and retains the cached steps, which were used within the last day.
     test_home.ok(&["template", "prune", "--older-than", "1d"]);
     // The steps are complete, but no space is left for the image.
     disk.fill(80 << 20);

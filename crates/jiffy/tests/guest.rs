@@ -71,6 +71,7 @@ text = next(m for m in re.split(r'(?m)^(?=[0-9a-f]+-)', open('/proc/1/smaps').re
 enabled = open('/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled').read()
 print(re.search(r'AnonHugePages: *(\\d+)', text)[1], '[never]' in enabled)",
     );
+    // 4 MiB of the agent's code, and no huge pages for other programs.
     assert_eq!(done.stdout.trim(), "4096 True", "{done:?}");
 }
 
@@ -95,5 +96,6 @@ fn orphans_are_reaped_and_background_processes_do_not_hold_the_run() {
         (Some(0), "0\ndone\n"),
         "{done:?}"
     );
+    // The run does not wait for `sleep 300`.
     assert!(began.elapsed().as_secs() < 100, "{:?}", began.elapsed());
 }

@@ -105,8 +105,8 @@ fn the_guest_kernel_supports_features_of_common_software() {
 /// Returns the seconds since boot with and without pauses, according to the guest.
 fn clocks(place: &TestHome, id: &str) -> (f64, f64) {
     let program = "import time; print(time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic())";
-    let said = place.ok(&["exec", id, "--", "python3", "-c", program]);
-    let (boot, monotonic) = said.split_once(' ').unwrap();
+    let output = place.ok(&["exec", id, "--", "python3", "-c", program]);
+    let (boot, monotonic) = output.split_once(' ').unwrap();
     (boot.parse().unwrap(), monotonic.parse().unwrap())
 }
 
@@ -133,6 +133,7 @@ fn paused_time_counts_in_the_boot_clock_only() {
     assert!(counted >= slept, "{counted} s of {slept} s");
     // A slow host may need some time to pause and to resume.
     assert!(counted < slept + 30.0, "{counted} s of {slept} s");
+    // The monotonic clock counts the time to pause and to resume, but not the pause.
     let (_, after) = clocks(&place, &id);
     assert!(after - before < counted + 30.0 - slept, "{before} {after}");
 

@@ -70,6 +70,7 @@ fn an_idle_sandbox_is_paused_and_the_next_request_resumes_it() {
     wait_until_paused(&test_home, &id);
     test_home.ok(&["resume", &id]);
     wait_until_paused(&test_home, &id);
+    // All four pauses above.
     assert_eq!(causes(&test_home, &id), vec![json!("idle"); 4]);
 }
 
@@ -113,6 +114,7 @@ fn a_sandbox_in_use_is_not_paused() {
         test_home.call(&["exec", "--user", "root", id, "--", "pkill", "-x", program]);
     }
     client.wait().unwrap();
+    // No client sends requests to `served` any more.
     for id in [&attached, &detached, &busy, &served] {
         wait_until_paused(&test_home, id);
         assert_eq!(causes(&test_home, id), ["idle"]);

@@ -128,6 +128,7 @@ fn an_image_keeps_its_configuration_and_runs_its_command_on_request() {
     ];
     test_home.ok(&[&["template", "build", "--from-tar", archive], &started[..]].concat());
     test_home.ok(&["create", "--template", "started"]);
+    // The image has no shell for this start command, which runs at the first create.
     let wrong = [
         "--start",
         "no shell here",

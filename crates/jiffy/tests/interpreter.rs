@@ -39,6 +39,7 @@ fn code_runs_in_four_languages_and_its_state_persists() {
     let plot = "import matplotlib.pyplot as plt\nplt.plot([1, 2], [3, 4], label='up')\nplt.title('Rise')\nplt.show()";
     let events = execute(&test_home, id, &json!({ "code": plot, "context_id": null }));
     let shown = events.iter().find(|e| e["type"] == "result").unwrap();
+    // The signature of PNG files in Base64.
     assert!(shown["png"].as_str().unwrap().starts_with("iVBORw0KGgo"));
     assert_eq!(shown["chart"]["type"], "line");
     assert_eq!(shown["chart"]["title"], "Rise");
@@ -120,6 +121,7 @@ fn code_runs_in_four_languages_and_its_state_persists() {
         204
     );
     assert_eq!(ask(&test_home, id, PORT, "POST", "/execute", &there).0, 404);
+    // A context already has a language.
     let both = json!({ "code": "1", "context_id": "a", "language": "python" });
     assert_eq!(ask(&test_home, id, PORT, "POST", "/execute", &both).0, 400);
     installs_packages(&test_home, id);

@@ -232,6 +232,7 @@ fn a_guest_runs_before_its_memory_is_fetched_and_receives_all_of_it() {
     here.ok(&["resume", &first]);
     assert!(hosts.is_incomplete(&hosts.snapshot));
     hosts.assert_sound(&child);
+    // The check has read the 24 MiB, most of which were missing before.
     assert!(disk_bytes(&layer) >= before + (20 << 20), "{before}");
     hosts.assert_sound(&first);
     here.sh(
@@ -379,6 +380,7 @@ fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
     };
     let id = hosts.create(&[]);
     let fetcher = wait_for("the fetcher", || hosts.fetcher());
+    // The fetcher installs its filter of system calls when it has connected to the store.
     wait_for("the fetcher to connect", || {
         let status = fs::read_to_string(format!("/proc/{fetcher}/status")).ok()?;
         status.contains("Seccomp:\t2").then_some(())
@@ -407,7 +409,7 @@ fn processes_that_are_killed_while_memory_arrives_lose_nothing() {
     hosts.start(&[]);
     hosts.assert_sound(&other);
     hosts.assert_sound(&id);
-    // A killed VMM affects only its own sandbox.
+    // Killed VMMs break their sandboxes, which can be rolled back.
     let third = hosts.create(&[]);
     let vmms = hosts.here.vmms();
     for vmm in &vmms {

@@ -70,6 +70,7 @@ fn the_torture_programs_find_nothing_wrong_in_a_guest() {
         &torture_archive(),
     );
     assert_eq!(done.code, Some(0), "{done:?}");
+    // Each program prints a line that starts with `ok`.
     let ok = done.stdout.lines().filter(|l| l.starts_with("ok ")).count();
     assert!(
         ok >= 8 && !done.stdout.contains("FAIL") && !done.stdout.contains(": exit"),
@@ -158,6 +159,7 @@ fn concurrent_sandbox_lifecycles_succeed_and_leave_no_resources() {
     let report = home.json(&["bench", "stress", "-n", "12", "-c", "4", "-w", "2"]);
     let series = report["series"].as_array().unwrap();
     let of = |name: &str| series.iter().find(|s| s["name"] == name).unwrap();
+    // In percent.
     assert_eq!(of("lives that succeeded")["p50"], 100.0);
     assert_eq!(of("resume, c=4")["samples"].as_array().unwrap().len(), 12);
     assert_eq!(home.ok(&["ls", "--quiet"]), "");

@@ -45,6 +45,7 @@ fn a_sandbox_reaches_the_internet_and_neither_host_nor_neighbours_nor_private_ra
             Duration::from_millis(300),
         );
         assert!(guest.is_err());
+        // The guest supports IPv6, but has no route: this lab has no IPv6.
         assert_eq!(
             python(
                 test_home,
@@ -118,6 +119,8 @@ fn rules_are_enforced_from_the_first_packet_and_a_change_cuts_connections() {
             ["9.9.9.9", "8.8.8.8", "11.0.0.1", "10.9.9.9"]
                 .map(|h| reach(test_home, id, h) == "internet")
         };
+        // An allowed address takes precedence over a denied range. Other public addresses are
+        // allowed by default, and the private one by the option of the daemon.
         assert_eq!(now(&id), [true, false, true, true]);
         let closed = create(test_home, json!({ "allow_internet_access": false }));
         assert_eq!(now(&closed), [false; 4]);
@@ -197,7 +200,7 @@ fn the_send_rate_is_limited_until_the_limit_is_lifted() {
             (took, bytes)
         };
         let (took, bytes) = arrived();
-        // The burst may be one second's worth.
+        // The burst may be one second's worth. Half a second is tolerance.
         let most = RATE_BYTES * (took + 1.5);
         assert!(bytes > 20_000, "{bytes} bytes in {took} s");
         assert!((bytes as f64) < most, "{bytes} bytes in {took} s");
@@ -455,6 +458,7 @@ fn a_slot_is_assigned_within_a_millisecond_and_is_never_reused() {
                 );
                 leases.push(lease);
             }
+            // The median of five.
             took.sort();
             assert!(took[2] < Duration::from_millis(1), "{took:?}");
             let used: Vec<u32> = leases.iter().map(|l| l.number()).collect();

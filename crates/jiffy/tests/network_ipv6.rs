@@ -125,6 +125,7 @@ for s in connections:
         }
         test_home.sh(&id, "touch /tmp/go");
         let output = connected.wait_with_output().unwrap();
+        // The servers have received the end of both connections and closed them.
         assert_eq!(String::from_utf8_lossy(&output.stdout), "b''\nb''\n");
     });
 }

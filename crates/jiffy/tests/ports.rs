@@ -92,7 +92,7 @@ fn ports_that_cannot_be_forwarded_are_reported_at_once() {
         done.stderr.contains("cannot listen on 127.0.0.1"),
         "{done:?}"
     );
-    // A key of scope `read` gets no stream, and a caller without a key gets no access.
+    // Access by key: invalid, valid, of scope `read`, and of another owner.
     let key = |args: &[&str]| {
         remote
             .test_home
@@ -113,11 +113,13 @@ fn ports_that_cannot_be_forwarded_are_reported_at_once() {
     let ask = |key: &str, upgrade: &str| ask_port(22, key, upgrade);
     let upgrade = "Connection: upgrade\r\nUpgrade: tcp\r\n";
     assert!(ask("nobody", upgrade).contains(" 401 "));
+    // The request must ask for an upgrade of the connection.
     assert!(ask(&remote.key, "").contains(" 426 "));
     // No program listens on port 22 of the guest.
     assert!(ask(&remote.key, upgrade).contains(" 502 "));
     // The agent has an interface for the host only, which the gateway does not expose.
     assert!(ask_port(49983, &remote.key, upgrade).contains(" 403 "));
+    // A key of scope `read` gets no stream: 401, 403 or 404.
     assert!(ask(&key(&["reader", "--scope", "read"]), upgrade).contains(" 40"));
     // The sandbox belongs to another key.
     assert!(ask(&key(&["other"]), upgrade).contains(" 404 "));

@@ -220,6 +220,7 @@ fn members_of_a_private_network_reach_each_other_and_nothing_else() {
         // Arguments: owner, last byte of the address, and name.
         let (a, b) = (new("one", 2, "a"), new("one", 3, "b"));
         let (stranger, other) = (new("two", 2, "a"), new("two", 9, "other"));
+        // Each owner has a network of the name `lab`.
         assert_eq!(networks(&a.namespace).len(), 2);
 
         // Members connect by name and by address, in both directions and to themselves. Each end
@@ -231,6 +232,8 @@ fn members_of_a_private_network_reach_each_other_and_nothing_else() {
         }
         is_connected(&a, address(2), &at_b, address(3));
         is_connected(&b, address(3), &at_a, address(2));
+        // A member resolves its own name to its address inside the slot. A connection to its address
+        // in the network passes the slot, so that the gateway is the peer.
         assert_eq!(b.resolve("b"), Ok(guest::ADDRESS));
         is_connected(&b, guest::GATEWAY, &at_b, address(3));
 

@@ -35,6 +35,7 @@ fn every_command_does_the_same_over_the_network_as_over_the_socket() {
     let fork = remote.json(&["fork", short, "-n", "2"]);
     let child = |n: usize| fork["children"][n]["id"].as_str().unwrap();
     assert_eq!(remote.sh(child(0), "cat /tmp/state"), "two");
+    // The promoted child replaces its sibling.
     assert_eq!(
         remote.ok(&["promote", child(0)]),
         format!("removed {}", child(1))
@@ -59,7 +60,8 @@ fn every_command_does_the_same_over_the_network_as_over_the_socket() {
         missing.stderr.contains("sandbox `zzzz` does not exist"),
         "{missing:?}"
     );
-    // The operator is another owner than the key, and sees all sandboxes of the key.
+    // The operator is another owner than the key, and sees all sandboxes of the key: the first one,
+    // its child and the copy.
     assert_eq!(remote.test_home.json(&["ls"]).as_array().unwrap().len(), 3);
     remote.ok(&["kill", child(0)]);
     assert_eq!(remote.ok(&["rm", short, &copy]), format!("{id}\n{copy}"));

@@ -24,7 +24,7 @@ fn reported_results_match_the_guest() {
     only_a_victim_is_reported_as_out_of_memory(test_home, &id);
     sandboxes_after_a_failing_one_are_handled_and_reported(test_home, &id);
     the_end_of_a_sandbox_ends_what_depends_on_it(test_home);
-    only_started_commands_are_reported_as_timed_out(test_home);
+    only_kills_by_a_timeout_are_reported_as_timed_out(test_home);
     a_key_reported_without_sandboxes_has_none(&remote);
     data_reported_as_freed_is_removed(test_home);
 }
@@ -159,8 +159,9 @@ fn the_end_of_a_sandbox_ends_what_depends_on_it(test_home: &TestHome) {
     assert!(running.stderr.contains("is killed"), "{running:?}");
 }
 
-fn only_started_commands_are_reported_as_timed_out(test_home: &TestHome) {
+fn only_kills_by_a_timeout_are_reported_as_timed_out(test_home: &TestHome) {
     let slept = test_home.ok(&["create", "--timeout", "1s", "--on-timeout", "pause"]);
+    // The timeout has paused this sandbox, and a command kills it.
     test_home.ok(&["wait", &slept, "--for", "paused"]);
     test_home.ok(&["kill", &slept]);
     assert_eq!(test_home.ok(&["wait", &slept]), "killed");

@@ -379,8 +379,8 @@ fn two_users_of_one_machine_see_nothing_of_each_other() {
         }
         one.ok(&["daemon", "stop", "--kill-sandboxes"]);
         one.wait_until_gone();
+        // The daemon and the uplink of the second user still run.
         assert_eq!(two.reach(&ids[1], PUBLIC[1]), "internet");
-        // The network connection is not required for existing sandboxes, and is restored.
         two.ok(&["daemon", "stop", "--kill-sandboxes"]);
         two.wait_until_gone();
     });

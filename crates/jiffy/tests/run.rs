@@ -317,7 +317,7 @@ fn groups_of(sandboxes: &[OsString]) -> Vec<PathBuf> {
 
 #[jiffy_test(engine = "gvisor")]
 fn a_run_on_gvisor_leaves_no_resources_however_it_exits() {
-    // The run ends by completion, by a signal, and by SIGKILL. Then SIGKILL ends it during the
+    // The run ends by completion, by a signal, and by SIGKILL. Then both signals end it during the
     // start.
     for (signal, up) in [
         (None, true),

@@ -94,6 +94,7 @@ fn under_load(laboratory: &Laboratory, ids: &[String], fault: impl FnOnce()) {
         drop(end);
     });
     println!("{:>8} rounds under load", rounds.load(Ordering::Relaxed));
+    // One round for each host.
     assert!(rounds.load(Ordering::Relaxed) >= 3);
 }
 
@@ -234,6 +235,7 @@ fn a_suspended_host_never_runs_a_sandbox_that_moved(laboratory: &mut Laboratory)
     for id in &ids {
         laboratory.assert_runs_once(&laboratory.hosts, id);
     }
+    // The running sandboxes were not resumed elsewhere, and continued when the host was thawed.
     let on_host = client.running_on(&host);
     for id in running {
         assert!(on_host.contains(id), "{id} left its host");

@@ -307,6 +307,7 @@ fn limits_and_logs(daemon: &FunctionDaemon) {
         "{all}"
     );
     let info = remote.json(&["function", "info", "probe"]);
+    // `unreachable` was requested twice.
     assert_eq!(info["metrics"]["faults"]["function_trap"], 2, "{info}");
 }
 
@@ -342,7 +343,7 @@ fn swaps_under_load(daemon: &FunctionDaemon) {
             let answer = client.send("POST", "/functions/swap/rollback", body.as_bytes());
             assert_eq!(answer.unwrap().status, 200);
         }
-        // The number would be lower than ten per second with slow requests.
+        // Slow requests would delay the rollbacks: at least five per second are required.
         let elapsed = start.elapsed();
         assert!(
             elapsed < Duration::from_millis(200) * seconds * 10,
@@ -355,6 +356,7 @@ fn swaps_under_load(daemon: &FunctionDaemon) {
 /// Tests the restrictions of a process. Also tests that a killed process is replaced, and that
 /// processes of other keys continue.
 fn killed_process(daemon: &FunctionDaemon) {
+    // Only one key has functions at this point.
     let [id] = daemon.processes()[..] else {
         panic!("{:?}", daemon.processes());
     };
@@ -428,7 +430,7 @@ fn restarted_daemon(daemon: &FunctionDaemon) {
     let mut client = FunctionClient::connect(url, &headers);
     let answer = client.get("/functions/hello/invoke/").unwrap();
     assert_eq!(answer.text(), "public");
-    // The process is killed while the next daemon has not loaded a function.
+    // The process also survives a killed daemon, and the next daemon uses it.
     remote.test_home.kill_daemon();
     local(&["daemon", "start", "--listen", "127.0.0.1:0"]);
     assert_eq!(daemon.processes(), before);

@@ -100,6 +100,7 @@ pub fn calls_of_other_keys(daemon: &FunctionDaemon) {
         "{own}"
     );
     assert_ne!(own["label"], label);
+    // The other function has one version, so a rollback is not possible.
     for (method, call, status) in [
         ("POST", "/rollback", 404),
         ("POST", "/disable", 200),

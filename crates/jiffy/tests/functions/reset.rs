@@ -51,6 +51,7 @@ pub fn reset_is_reported_and_applied(daemon: &FunctionDaemon) {
         command_line(fast)
     );
     let info = home.json(&["function", "info", "marks"]);
+    // One request before the restart, and three after it.
     assert_eq!(info["metrics"]["requests"], 4, "{info}");
 }
 
@@ -68,6 +69,7 @@ fn serve_without_page_scans(home: &std::path::Path) -> Option<Done> {
             .stderr(Stdio::piped());
         command
     };
+    // Since Linux 6.7, this file offers page scans, which the reset `fast` requires.
     let hide = "mount --bind /dev/null /proc/$$/pagemap";
     let allowed = unshare(hide).status().is_ok_and(|status| status.success());
     let serve = format!("{hide} && exec \"$JIFFY\" serve --no-listen --functions-reset fast");
