@@ -119,7 +119,7 @@ fn ports_that_cannot_be_forwarded_are_reported_at_once() {
     assert!(ask(&remote.key, upgrade).contains(" 502 "));
     // The agent has an interface for the host only, which the gateway does not expose.
     assert!(ask_port(49983, &remote.key, upgrade).contains(" 403 "));
-    // A key of scope `read` gets no stream: 401, 403 or 404.
+    // A key of the scope `read` gets no stream.
     assert!(ask(&key(&["reader", "--scope", "read"]), upgrade).contains(" 40"));
     // The sandbox belongs to another key.
     assert!(ask(&key(&["other"]), upgrade).contains(" 404 "));

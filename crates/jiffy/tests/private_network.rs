@@ -232,8 +232,8 @@ fn members_of_a_private_network_reach_each_other_and_nothing_else() {
         }
         is_connected(&a, address(2), &at_b, address(3));
         is_connected(&b, address(3), &at_a, address(2));
-        // A member resolves its own name to its address inside the slot. A connection to its address
-        // in the network passes the slot, so that the gateway is the peer.
+        // A member resolves its own name to its address inside the slot. The guest reaches itself
+        // through the gateway of the slot, too, with its address in the network.
         assert_eq!(b.resolve("b"), Ok(guest::ADDRESS));
         is_connected(&b, guest::GATEWAY, &at_b, address(3));
 

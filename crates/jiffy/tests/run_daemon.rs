@@ -107,11 +107,12 @@ fn a_run_uses_the_warm_pool_and_exits_like_its_command() {
     // A port of this host is forwarded to the guest during the command.
     let server = "import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True); s.accept()[0].sendall(b'from the guest')";
     let mut run = start(&test_home, &["-p", ":8000", "--", "python3", "-c", server]);
-    let mut told = String::new();
+    // The first line of standard error contains the address on this host.
+    let mut announcement = String::new();
     BufReader::new(run.stderr.as_mut().unwrap())
-        .read_line(&mut told)
+        .read_line(&mut announcement)
         .unwrap();
-    let address = told
+    let address = announcement
         .trim()
         .strip_prefix("jiffy: ")
         .unwrap()
@@ -252,7 +253,9 @@ fn a_volume_is_copied_back_as_the_command_left_it_and_nothing_else_is_written() 
     assert_eq!(text(&dir.path().join("input")), "in");
     assert!(!work.join("sub/gone").exists());
     assert_eq!(fs::read_link(work.join("way")).unwrap(), outside);
+    // A directory in the guest replaces the link of the first run.
     let script = "rm way; mkdir way; echo theirs > way/x; echo theirs > kept; exit 4";
+    // The copy must not follow this link of the host either.
     symlink(&outside, work.join("other")).unwrap();
     let done = test_home.call(&[&args[..], &[script]].concat());
     assert_eq!(done.code, Some(4), "{done:?}");

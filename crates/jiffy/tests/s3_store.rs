@@ -65,6 +65,7 @@ impl Bucket {
         let keys = bucket._dir.path().join("keys.toml");
         fs::copy(&bucket.keys, &keys).unwrap();
         bucket.keys = keys;
+        // Forget the requests so far.
         bucket.proxy.requests();
         Some(bucket)
     }
@@ -159,6 +160,7 @@ fn a_snapshot_reaches_another_host_through_a_bucket_that_fails_in_all_ways() {
     bucket.server.run();
     bucket.proxy.on(|_| Fault::Status(503));
     bucket.assert_refused(&here, "after 6 attempts");
+    // Of seven requests, two fail and one is slow, up to the hundredth request.
     let mut count = 0;
     bucket.proxy.on(move |_| {
         count += 1;
@@ -261,6 +263,7 @@ fn a_resume_reads_its_working_set_in_few_requests_and_survives_an_outage() {
     let layers = fs::read_dir(here.dir.path().join("store/layers")).unwrap();
     let layers = layers.map(|layer| layer.unwrap().metadata().unwrap().blocks() * 512);
     let arrived: u64 = layers.sum();
+    // The requests moved at most 30 % more bytes than the layers received.
     assert!(moved * 10 < arrived * 13, "{moved} for {arrived}");
     here.ok(&["serve", "--stop", "--kill-sandboxes"]);
 }
@@ -360,6 +363,7 @@ fn a_paused_sandbox_is_resumed_on_another_host_of_the_bucket_and_runs_once() {
     there.ok(&["resume", &id]);
     assert_eq!(there.sh(&id, "cat ~/moved").trim(), "moved");
     assert_sound(&there, &id);
+    // The kill is written to the *head*, the record that decides which host may run the sandbox.
     there.ok(&["kill", &id]);
     wait_for("the head of the killed sandbox", || {
         let error = failure(&here, &["resume", &id]);

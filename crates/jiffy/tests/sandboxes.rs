@@ -85,13 +85,13 @@ fn a_sandbox_is_forked_rolled_back_paused_and_resumed() {
         assert!(text.starts_with("two\n"), "{text}");
         assert!(text.contains(&children[i]));
         // Returns the number of children with the same line, including this child.
-        let unlike = |n: usize| {
+        let same_count = |n: usize| {
             seen.iter()
                 .filter(|o| o.lines().nth(n) == text.lines().nth(n))
                 .count()
         };
         // Machine id and random UUID are different in each child.
-        assert_eq!((unlike(1), unlike(2)), (1, 1), "{seen:?}");
+        assert_eq!((same_count(1), same_count(2)), (1, 1), "{seen:?}");
     }
     test_home.ok(&["promote", &children[1]]);
     assert_eq!(test_home.json(&["ls"]).as_array().unwrap().len(), 2);
@@ -236,6 +236,7 @@ fn a_retained_snapshot_gets_checksums_that_detect_a_flipped_byte() {
     let mut options = std::fs::File::options();
     let layer = options.read(true).write(true);
     let layer = layer.open(dir.join("memory.layer")).unwrap();
+    // A chunk has 64 KiB. Any byte in it may be changed.
     let (mut byte, at) = ([0], chunk * 65536 + 4097);
     layer.read_exact_at(&mut byte, at).unwrap();
     layer.write_all_at(&[byte[0] ^ 0x10], at).unwrap();

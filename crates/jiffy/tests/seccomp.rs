@@ -90,7 +90,7 @@ impl Made {
                 None => (false, 0),
             };
             let calls = calls.get(first..).unwrap_or_default();
-            // vCPU threads do not use this call to wait.
+            // The thread of the disks waits by this call, and vCPU threads never do.
             let is_disks = is_vcpu && calls.iter().any(|(name, _)| *name == "epoll_wait");
             let (names, requests) = if is_disks {
                 (&mut self.disks, &mut BTreeSet::new())
@@ -111,18 +111,18 @@ impl Made {
 }
 
 /// Returns the calls in `allowed` that were not made, and for which no reason is given.
-fn unobserved_calls(allowed: &[AllowedSyscall], created: &BTreeSet<String>) -> Vec<&'static str> {
+fn unobserved_calls(allowed: &[AllowedSyscall], made: &BTreeSet<String>) -> Vec<&'static str> {
     let idle = allowed
         .iter()
         .filter(|call| call.unobserved_reason.is_none());
     idle.map(AllowedSyscall::name)
-        .filter(|name| !created.contains(*name))
+        .filter(|name| !made.contains(*name))
         .collect()
 }
 
 /// Returns the names of the requests in `allowed` that were not made.
-fn unobserved_requests(allowed: &[IoctlRequest], created: &BTreeSet<u32>) -> Vec<&'static str> {
-    let unmade = allowed.iter().filter(|r| !created.contains(&r.number));
+fn unobserved_requests(allowed: &[IoctlRequest], made: &BTreeSet<u32>) -> Vec<&'static str> {
+    let unmade = allowed.iter().filter(|r| !made.contains(&r.number));
     unmade.map(|r| r.name).collect()
 }
 
@@ -142,6 +142,7 @@ fn perform_all_operations(test_home: &TestHome) {
     test_home.ok(&["cp", &format!("{id}:/var/tmp/data"), data]);
     // Write more than the limit allows at once.
     let root = |script: &str| {
+        // Only the calls of the VMM matter, not the results in the guest.
         test_home.call(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
     };
     root(
@@ -211,31 +212,28 @@ fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
         perform_all_operations(&test_home);
         drop(test_home);
         clean();
-        let mut created = Made::default();
+        let mut made = Made::default();
         for trace in fs::read_dir(&traces).unwrap() {
             let trace = fs::read(trace.unwrap().path()).unwrap();
-            created.add(&String::from_utf8_lossy(&trace));
+            made.add(&String::from_utf8_lossy(&trace));
         }
-        assert!(
-            !created.vcpu.is_empty() && !created.main.is_empty(),
-            "{created:?}"
-        );
-        let disks = unobserved_calls(DISK_SYSCALLS, &created.disks);
+        assert!(!made.vcpu.is_empty() && !made.main.is_empty(), "{made:?}");
+        let disks = unobserved_calls(DISK_SYSCALLS, &made.disks);
         assert!(
             disks.is_empty(),
             "allowed and never made, by the disks' thread: {disks:?}"
         );
         let (main, vcpu) = (
-            unobserved_calls(MAIN_SYSCALLS, &created.main),
-            unobserved_calls(VCPU_SYSCALLS, &created.vcpu),
+            unobserved_calls(MAIN_SYSCALLS, &made.main),
+            unobserved_calls(VCPU_SYSCALLS, &made.vcpu),
         );
         assert!(
             main.is_empty() && vcpu.is_empty(),
             "allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"
         );
         let requests = [ioctl::MAIN_IOCTLS, ioctl::TRACKING_IOCTLS].concat();
-        let main = unobserved_requests(&requests, &created.main_requests);
-        let vcpu = unobserved_requests(ioctl::VCPU_IOCTLS, &created.vcpu_requests);
+        let main = unobserved_requests(&requests, &made.main_requests);
+        let vcpu = unobserved_requests(ioctl::VCPU_IOCTLS, &made.vcpu_requests);
         assert!(
             main.is_empty() && vcpu.is_empty(),
             "requests allowed and never made, by the event loop: {main:?}; by vCPUs: {vcpu:?}"
@@ -245,8 +243,8 @@ fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
 
 #[test]
 fn a_trace_is_read_from_the_filter_on() {
-    let mut created = Made::default();
-    created.add(
+    let mut made = Made::default();
+    made.add(
         "1     execve(\"\", [], 0x1 /* 0 vars */) = 0\n\
          1     ioctl(3, 0xae01, 0) = 4\n\
          1     seccomp(SECCOMP_SET_MODE_FILTER, 0, {len=3}) = 0\n\
@@ -260,9 +258,9 @@ fn a_trace_is_read_from_the_filter_on() {
          9     pwrite64(4, \"\"..., 8, 0) = 8\n\
          9     +++ exited with 0 +++\n",
     );
-    assert_eq!(created.vcpu, BTreeSet::from(["ioctl".to_owned()]));
+    assert_eq!(made.vcpu, BTreeSet::from(["ioctl".to_owned()]));
     let main = ["clone", "ioctl", "pwrite64"].map(str::to_owned);
-    assert_eq!(created.main, BTreeSet::from(main));
-    assert_eq!(created.vcpu_requests, BTreeSet::from([0xae80]));
-    assert_eq!(created.main_requests, BTreeSet::from([0xc060_6610]));
+    assert_eq!(made.main, BTreeSet::from(main));
+    assert_eq!(made.vcpu_requests, BTreeSet::from([0xae80]));
+    assert_eq!(made.main_requests, BTreeSet::from([0xc060_6610]));
 }

@@ -45,7 +45,8 @@ fn push_counting_guest(home: TestHome, store: &TestStore) -> (String, u64) {
     let counted = count(&home, &id);
     let snapshot = home.ok(&["snapshot", &id, "--name", "moving"]);
     let found = store.wait_for(None, &snapshot);
-    // The snapshot of a microVM is based on the snapshot of its template, which all tenants share.
+    // After the snapshot itself, the list has the snapshots on which it is based: on a microVM, the
+    // snapshot of its template, which all tenants share.
     assert!(found.iter().skip(1).all(|below| below.shared));
     (snapshot, counted)
 }

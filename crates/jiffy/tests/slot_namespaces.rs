@@ -121,12 +121,14 @@ fn another_programs_namespaces_pin_no_slot() {
             let before = [take(), take()];
             another_programs_namespace();
             let copy = Copy::begin();
+            // At this moment, the copy pins the namespaces of both slots.
             assert!(copy.pinned_count() >= 2);
             // Every number is used several times: a pinned namespace would block its number.
             for _ in 0..3 {
                 let more: Vec<SlotLease> = (0..4).map(|_| take()).collect();
                 another_programs_namespace();
                 drop(more);
+                // The two leased slots, and one that may be ready.
                 wait_for("the slots to be released", || {
                     (network.slots().0 <= 3).then_some(())
                 });
@@ -253,6 +255,7 @@ fn daemons_with_other_mounts_do_not_remove_slots_of_this_daemon() {
             elsewhere.run();
             assert_eq!(names(DIRECTORY), before);
             assert!(again.exists());
+            // The rules of the slot can still be changed.
             let rules = NetworkRules {
                 internet: false,
                 ..NetworkRules::default()
@@ -323,7 +326,8 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
         let numbers = [kept.number(), lost.number()];
         drop((kept, lost));
         network.close();
-        // Earlier locations of namespaces; the second is below another program's mount.
+        // Move both namespaces to the location of earlier versions. Below, another program mounts
+        // over this location, which hides the second namespace.
         fs::create_dir(FORMER).unwrap();
         let own = names(DIRECTORY);
         assert_eq!(own.len(), 2, "{own:?}");
@@ -344,6 +348,7 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
         wait_for("the other slot to be released", || {
             (network.slots().0 <= 2).then_some(())
         });
+        // Each of the eight slot numbers is available, except for the adopted one.
         for _ in 0..8 {
             drop(runtime.block_on(network.take(NicKind::Tap)).unwrap());
         }

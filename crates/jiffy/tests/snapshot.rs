@@ -212,6 +212,7 @@ async fn connections_closed_by_a_restore_do_not_accumulate_in_the_agent() {
         drop(held);
         vm = fixture.restore(&spec.id).await;
     }
+    // Compares the guests of the first and of the fourth restore.
     assert_eq!(open[1], open[4], "{open:?}");
     vm.stop().await;
 }
@@ -271,6 +272,7 @@ async fn a_failed_publication_of_a_snapshot_does_not_affect_the_next_snapshot() 
         // The guest continues to run, even if it was to be stopped; the conflicting file remains.
         assert_eq!(sh(&vm, "cat $HOME/state").await, id);
         let next = snapshot_spec(&format!("{id}next"), AfterSnapshot::Resume);
+        // The next snapshot is based on the unpublished one: it fails as long as the file exists.
         vm.snapshot(&fixture.store, &next).await.unwrap_err();
         std::fs::remove_dir_all(&place).unwrap();
         let (snapshot, _) = vm.snapshot(&fixture.store, &next).await.unwrap();

@@ -54,6 +54,7 @@ fn start_commands_run_in_every_sandbox_of_a_template() {
             "ready": { "port": 8000, "path": "/", "timeout_s": 60 },
         }),
     );
+    // The server answers, and its start command ran exactly once, as root.
     let look = "curl -sf http://127.0.0.1:8000/ | grep -c python3; wc -l </tmp/started; stat -c %U /tmp/started";
     let one = test_home.ok(&["create", "--template", template]);
     assert_eq!(test_home.sh(&one, look), "1\n1\nroot");
@@ -133,10 +134,11 @@ fn pages_of_the_first_use_are_writable_at_once_without_having_been_used() {
     test_home.ok(&["rm", &first]);
     std::thread::sleep(START_PAUSE);
     let id = test_home.ok(&["create", "--template", template]);
+    // The first use left no trace in the sandbox: its request would have created `/tmp/used`.
     assert_eq!(test_home.sh(&id, "ls /tmp"), "");
     let vmms = test_home.vmms();
     let vmm = *vmms.first().unwrap();
-    // Copied concurrently with the start.
+    // The pages are copied concurrently with the start.
     let limit = Instant::now() + COPY_LIMIT;
     while page_faults(vmm) < 4096 {
         assert!(Instant::now() < limit, "{} page faults", page_faults(vmm));

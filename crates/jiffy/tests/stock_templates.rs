@@ -34,6 +34,7 @@ fn all_stock_templates_share_the_image_of_base() {
             shown["images"].as_array().unwrap().clone()
         };
         let (base, own) = (images("base"), images(template));
+        // The image of `base` and its own.
         assert_eq!(own.len(), 2, "{own:?}");
         assert_eq!(own[0]["sha256"], base[0]["sha256"]);
     }
@@ -153,7 +154,7 @@ fn a_page_is_loaded_read_and_drawn_through_the_gateway() {
     let mut page = Page::first(&test_home, &id);
     page.load("http://127.0.0.1:8000/");
     assert_eq!(page.evaluate("document.title"), "from a server");
-    // The random number is read from the page itself, as an image that it loads.
+    // The page itself loads the screenshot as an image, and reads a pixel.
     let shot = page.call("Page.captureScreenshot", &json!({ "format": "png" }));
     let picture = shot["data"].as_str().unwrap();
     assert!(
@@ -184,7 +185,7 @@ fn sandboxes_of_one_snapshot_have_independent_browsers() {
         .each_mut()
         .map(|page| page.evaluate("document.title").to_string());
     assert_eq!(titles, ["\"first\"", "\"second\""]);
-    // They are copies of one memory, but draw different numbers.
+    // The browsers are copies of one memory, but each draws its own two numbers.
     let draw = "crypto.getRandomValues(new Uint32Array(4)).join() + ' ' + Math.random()";
     let drawn: BTreeSet<String> = pages
         .iter_mut()

@@ -185,6 +185,7 @@ fn sandboxes_of_an_older_template_version_survive_its_replacement_and_removal() 
     test_home.kill_daemon();
     all_of_it(&id);
     let opens = |version: &str| templates.version(&format!("app@{version}")).is_ok();
+    // Sandboxes still use both versions.
     assert!(opens(&first) && opens(&second));
 }
 

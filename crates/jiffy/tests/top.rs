@@ -140,6 +140,7 @@ fn the_table_is_printed_once_also_for_a_daemon_on_another_host() {
     // The owner of the host sees all sandboxes and the host.
     let printed = remote.test_home.ok(&["top", "--once"]);
     let lines: Vec<&str> = printed.lines().collect();
+    // A summary, the heading of the table and two sandboxes.
     assert_eq!(lines.len(), 4, "{printed}");
     assert!(lines[0].contains("2 running  memory "), "{printed}");
     assert!(lines[1].starts_with("ID        NAME"), "{printed}");

@@ -127,10 +127,11 @@ fn a_guest_in_a_namespace_has_the_same_network_as_a_virtual_machine() {
                 ["169.254.0.21/30", "fd6a:6966:6679::21/126"]
             ]
         );
+        // Names are not resolved before the lease is opened.
         assert_eq!(run_in_namespace(&card, resolve), None);
 
-        let welcome = |rules| runtime.block_on(lease.replace(rules)).unwrap();
-        welcome(&usual);
+        let set_rules = |rules| runtime.block_on(lease.replace(rules)).unwrap();
+        set_rules(&usual);
         lease.open().unwrap();
         for host in PUBLIC.iter().chain(&PUBLIC6) {
             assert_eq!(
@@ -151,7 +152,7 @@ fn a_guest_in_a_namespace_has_the_same_network_as_a_virtual_machine() {
             Some(Ipv4Addr::new(9, 9, 9, 9))
         );
         assert!(run_in_namespace(&card, || is_echoed(PUBLIC[1])));
-        welcome(&closed);
+        set_rules(&closed);
         assert_eq!(
             run_in_namespace(&card, || reach(PUBLIC[1])),
             "ConnectionRefused"

@@ -59,6 +59,7 @@ fn a_vmm_killed_at_any_moment_of_an_operation_leaves_the_old_state_or_the_new_an
                 test_home.vmms().first().copied()
             })
         });
+        // The five operations of a turn have the same delay.
         std::thread::sleep(Duration::from_millis(
             1 + 20 * (round / 5 * 5) as u64 / kills as u64,
         ));

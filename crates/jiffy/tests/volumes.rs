@@ -185,6 +185,7 @@ fn a_volume_is_shared_by_sandboxes_and_continues_through_pause_fork_and_rollback
         (sh(&b, LOCKS) == "held held free").then_some(())
     });
     let interrupted = "timeout 0.2 flock -s /data/locked true; echo $?";
+    // The exit code of `timeout` after its signal.
     assert_eq!(sh(&b, interrupted), "124");
     test_home.ok(&["pause", &a]);
     // A pause ends the locks, and a resume requests them again.
@@ -231,6 +232,7 @@ fn a_volume_is_shared_by_sandboxes_and_continues_through_pause_fork_and_rollback
     test_home.ok(&["rollback", &a, &snapshot]);
     // A rollback does not change the volume.
     assert_eq!(sh(&a, "cat /data/later"), "later");
+    // `a`, `b` and the child use it.
     let refused = test_home.call(&["volume", "rm", "shared"]);
     let refused = refused.stderr;
     assert!(

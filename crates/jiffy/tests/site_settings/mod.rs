@@ -10,8 +10,9 @@ use jiffy_test_attributes::jiffy_test;
 use network::{HELLO, PROXY, TestAuthority, serve_proxy};
 use std::fs;
 
-/// Served with a certificate of the host's authority, and of the sandbox's own authority.
+/// URL that is served with a certificate of the host's authority.
 const HOSTS: &str = "https://files.corp.test:8443/";
+/// URL that is served with a certificate of the sandbox's own authority.
 const OWN_AUTHORITY: &str = "https://own.corp.test:8444/";
 /// curl's exit code for a certificate that cannot be verified.
 const UNTRUSTED: i32 = 60;
@@ -137,6 +138,7 @@ fn programs_trust_the_authorities_of_the_host_and_of_the_sandbox_and_templates_c
             let found =
                 format!("sudo grep -rlF '{line}' /etc /usr/local /copied /opt; test $? = 1");
             assert_eq!(test_home.sh(&built, &found), "");
+            // No settings of the company are in the guest either.
             assert_eq!(test_home.sh(&built, "ls -A /etc/ssl/certs /usr/local/share/ca-certificates | grep -c site-ca; printenv SSL_CERT_FILE; ls /run/jiffy"), "0\ne2b\nenvironment\ngeneration");
             test_home.ok(&["resume", &retained]);
             assert_eq!(company.curl(&retained, HOSTS), UNTRUSTED);
@@ -189,7 +191,8 @@ fn a_proxy_is_used_by_all_programs_except_for_hosts_that_need_none() {
             assert_eq!(request(), ["GET http://far.example/"]);
             company.clients(&id, "https://far.example:8443/");
             let through = request();
-            // Programs without an environment do not use the proxy.
+            // At least curl, urllib, requests, git and sudo. Programs without an environment do not
+            // use the proxy.
             assert!(through.len() >= 5, "{through:?}");
             assert!(
                 through

@@ -26,6 +26,7 @@ pub fn client(soak: &SoakModel, test_home: &TestHome, mut random: TestRandom) {
             soak.over.store(true, SeqCst);
             locked(&soak.found).push(found);
         }
+        // While no daemon runs, all calls fail.
         if soak.daemon_kills.load(SeqCst) % 2 == 1 {
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -37,6 +38,7 @@ fn step(soak: &SoakModel, test_home: &TestHome, random: &mut TestRandom) -> Resu
     let all = locked(&soak.sandboxes).clone();
     let snapshots = locked(&soak.snapshots).clone();
     if snapshots.len() > MAX_SNAPSHOTS && random.below(3) == 0 {
+        // The first snapshot remains, because most sandboxes are created from snapshots.
         return remove_snapshot(soak, &snapshots[1 + random.below(snapshots.len() - 1)]);
     }
     let room = soak.running() < MAX_RUNNING;

@@ -105,9 +105,9 @@ fn kill_guest(soak: &SoakModel, daemon: &Daemon, random: &mut TestRandom) {
     locked(&soak.groups).extend(vmms.iter().flat_map(|vmm| groups_of(*vmm)));
     if random.below(VMM_KILL_SHARE) == 0 {
         // Processes without a sandbox, of which one is killed.
-        let mut orphan_kills = vmms.clone();
-        orphan_kills.retain(|vmm| !owned.iter().any(|(_, pid)| pid == vmm));
-        if let Some(stray) = orphan_kills.first().copied() {
+        let mut strays = vmms.clone();
+        strays.retain(|vmm| !owned.iter().any(|(_, pid)| pid == vmm));
+        if let Some(stray) = strays.first().copied() {
             locked(&soak.orphan_kills).push(Instant::now());
             return end_process(soak, stray);
         }

@@ -62,7 +62,7 @@ pub fn from_template(
         model: &mut model,
     };
     held.check_failure(before, "start of the program", &reply, &[State::Running])?;
-    // The guest does not answer.
+    // Without its program, the sandbox cannot be checked: remove it.
     held.remove()?;
     soak.forget(&sandbox);
     Ok(None)

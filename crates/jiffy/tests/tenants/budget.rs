@@ -207,6 +207,7 @@ fn sleeping_builds_of_one_key_do_not_delay_builds_of_another() {
     assert!(after["disk"]["buildSteps"].as_u64().unwrap() > 0, "{after}");
     let of_sleeper = usage_of(&keys, &keys.mallory);
     assert_eq!(of_sleeper["builds"], 3, "{of_sleeper}");
+    // Of the two builds that may run at the same time, one key runs at most one.
     let states: Vec<String> = (sleeping.iter())
         .map(|of| status(&keys, &keys.mallory, of))
         .collect();

@@ -101,6 +101,7 @@ fn connections_of_a_key_end_with_it_and_its_sandboxes_on_request() {
     let link = link.strip_prefix(&keys.remote.url).unwrap();
     assert_eq!(keys.raw("GET", link, "", &Value::Null).0, 200);
     let stream = keys.stream(alice, &id, 8000);
+    // Alice's key has the name `test`.
     test_home.ok(&["key", "revoke", "test"]);
     let took = closed(stream);
     assert!(took < END_LIMIT, "{took:?}");

@@ -114,6 +114,7 @@ fn is_build_listed(templates: &Templates, build: &str) -> bool {
 fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     let keys = TwoKeys::with_templates(&["--warm-pool", "0"]);
     let (alice, mallory) = (&keys.alice, &keys.mallory);
+    // Alice's key has the name `test`.
     let (alice_id, mallory_id) = (keys.key_id("test"), keys.key_id("mallory"));
     let templates = keys.remote.test_home.templates();
 

@@ -126,6 +126,7 @@ fn listen_in_internet(
 #[jiffy_test(lab)]
 fn a_registry_of_a_key_reaches_the_public_internet_and_nothing_else() {
     // Without TLS, so that only the network rules protect the targets.
+    // The first address belongs to the lab's internet; the others must be unreachable.
     let trap = [
         "9.9.9.9",
         "10.9.9.9",
