@@ -201,7 +201,7 @@ fn a_lost_claim_drops_the_guest_and_forwards_the_request() {
 
 #[test]
 fn a_claim_that_outlasts_the_authority_is_released() {
-    // No authority, and authority of a later epoch than that of the claim.
+    // No authority, and authority of a later epoch than the claim's epoch.
     for authority in [None, Some(owner(1, 4))] {
         let (mut resume, write) = claiming();
         step(&mut resume, &input(1, Some(ME)), ResumeEvent::Restored);
@@ -448,7 +448,8 @@ fn only_its_owner_releases_a_claimed_sandbox() {
 fn a_returning_host_stops_what_others_have_claimed() {
     // Sandbox in the journal of the returning host. The revision 0 stands for a sandbox that has no
     // head. The sample head has revision 1 and root 1, and its successors have revision 2. The host
-    // removes a sandbox if the head is gone, has a later revision or another root, or names OTHER.
+    // removes a sandbox if the head no longer exists, has a later revision or another root, or
+    // names OTHER.
     let held = |is_running, revision: u64, root: Option<u8>| HeldSandbox {
         is_running,
         revision: (revision > 0).then_some(Revision(revision)),

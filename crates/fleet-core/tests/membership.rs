@@ -58,7 +58,8 @@ fn authority_ends_10_s_after_the_last_acknowledged_heartbeat() {
     let ended = fleet.wait(20_000, |fleet| fleet.authority(H2).is_none());
     // The coordinator acknowledges heartbeats for 9 s after it last replaced the record in the
     // store, which it did up to 3 s before. The last acknowledged heartbeat was sent up to 2 s
-    // before this end, and gives authority for 10 s: 9 - 3 - 2 + 10 = 14 s at least.
+    // before this end, and gives authority for 10 s. So the authority ends after at least 14 s,
+    // which is 9 - 3 - 2 + 10.
     assert!((14_000..=19_100).contains(&ended), "{ended}");
     fleet.advance(300_000);
     // Without the store, the coordinator decides nothing. When the store returns, the same

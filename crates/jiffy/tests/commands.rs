@@ -113,7 +113,7 @@ fn snapshots_and_prune(test_home: &TestHome) {
         table.contains("auto: fork") && table.contains("auto: template"),
         "{table}"
     );
-    // Automatic snapshots: the booted templates of two sizes, and that of the fork.
+    // Automatic snapshots: the booted templates of two sizes, and the snapshot of the fork.
     let sum = table.lines().last().unwrap();
     assert!(
         sum.contains(" in total, 3 of 4 snapshots are automatic"),

@@ -152,7 +152,7 @@ fn denied_questions_and_addresses_of_the_host_are_recorded_as_refused() {
             &open,
             &json!({ "address": HOST, "verdict": "refused", "reason": "host" }),
         );
-        // Ports of the guest's gateway, whose address is inside the slot, are refused as well.
+        // Ports of the guest's gateway, whose address is inside the slot, also refuse connections.
         assert_eq!(
             reach(test_home, &open, "169.254.0.22"),
             "ConnectionRefusedError"

@@ -114,7 +114,7 @@ fn a_sandbox_in_use_is_not_paused() {
         test_home.call(&["exec", "--user", "root", id, "--", "pkill", "-x", program]);
     }
     client.wait().unwrap();
-    // No client sends requests to `served` any more.
+    // No client sends requests to `served` any longer.
     for id in [&attached, &detached, &busy, &served] {
         wait_until_paused(&test_home, id);
         assert_eq!(causes(&test_home, id), ["idle"]);

@@ -113,7 +113,7 @@ fn ports_that_cannot_be_forwarded_are_reported_at_once() {
     let ask = |key: &str, upgrade: &str| ask_port(22, key, upgrade);
     let upgrade = "Connection: upgrade\r\nUpgrade: tcp\r\n";
     assert!(ask("nobody", upgrade).contains(" 401 "));
-    // The request must ask for an upgrade of the connection.
+    // Requests without an upgrade of the connection are rejected.
     assert!(ask(&remote.key, "").contains(" 426 "));
     // No program listens on port 22 of the guest.
     assert!(ask(&remote.key, upgrade).contains(" 502 "));

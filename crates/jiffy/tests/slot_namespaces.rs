@@ -128,7 +128,7 @@ fn another_programs_namespaces_pin_no_slot() {
                 let more: Vec<SlotLease> = (0..4).map(|_| take()).collect();
                 another_programs_namespace();
                 drop(more);
-                // The two leased slots, and one that may be ready.
+                // The two leased slots, and possibly a ready slot.
                 wait_for("the slots to be released", || {
                     (network.slots().0 <= 3).then_some(())
                 });

@@ -30,7 +30,7 @@ impl World {
                 .as_ref()
                 .is_some_and(|member| member.is_coordinator())
         });
-        // Faults of the coordinator are more frequent than those of other hosts.
+        // Faults of the coordinator are more frequent than faults of other hosts.
         let host = match coordinator {
             Some(coordinator) if self.chance(35) => coordinator,
             _ => self.any_host(),

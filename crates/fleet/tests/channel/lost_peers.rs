@@ -38,7 +38,7 @@ async fn calls_and_streams_end_when_the_peer_is_killed() {
     // The peer has received the request, and may have executed it.
     assert!(!error.is_unsent());
     assert!(started.elapsed() < Duration::from_secs(5));
-    // Nothing listens at the address any more.
+    // No server listens at the address any longer.
     let sent = client
         .message(SERVER, &address, "/message", Bytes::new(), LIMIT)
         .await;

@@ -105,7 +105,7 @@ async fn a_front_receives_a_certificate_and_neither_store_keys_nor_records() {
     let home = lab.home("old");
     let joined = join_fleet(&home, &options(&member, "old").await, old).await;
     assert!(rejected(&home, joined).contains("format"));
-    // A file whose role does not match its number is rejected. This data directory is now that of
+    // A file whose role does not match its number is rejected. This data directory now belongs to
     // host 3.
     let home = lab.home("front");
     // 2147483650 is the number of the front f2: bit 31 distinguishes fronts.

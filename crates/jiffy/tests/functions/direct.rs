@@ -90,7 +90,7 @@ pub fn direct_requests(daemon: &FunctionDaemon) {
     assert_eq!(get(daemon, &direct).text(), "second");
     assert_eq!(retained.get("/path").unwrap().text(), "second");
     let info = remote.json(&["function", "info", "direct"]);
-    // Three requests at first, one beside the other owner's function, and two to the new version.
+    // Three requests at first, one after the other owner's deployment, and two to the new version.
     assert!(info["metrics"]["requests"].as_u64().unwrap() >= 6, "{info}");
     remote.ok(&["function", "rm", "direct", "private"]);
     assert_eq!(get(daemon, &direct).refusal(), unknown);

@@ -256,9 +256,9 @@ for host in (NAME, "localhost"):
             ),
         );
         let status: Vec<&str> = report.iter().map(|line| &line[..3]).collect();
-        // The callback secret invokes the function. Rejected are: no key, the function's own secret
-        // and the owner's key (1 to 3), other calls with the callback secret (4 to 6), and other
-        // host names (7 and 8).
+        // The callback secret invokes the function. Requests without a key, with the function's own
+        // secret and with the owner's key are rejected (1 to 3). The callback secret is rejected
+        // for other calls (4 to 6) and other host names (7 and 8).
         assert_eq!(report[0], "200 hello from a component", "{report:?}");
         assert_eq!(status[1..4], ["401"; 3], "{report:?}");
         assert_eq!(status[4..7], ["401", "401", "403"], "{report:?}");
