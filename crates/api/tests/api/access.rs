@@ -97,10 +97,11 @@ async fn foreign_ids_and_names_are_answered_like_unknown_ones() {
         for ((method, path, body), (_, other, other_body)) in real.into_iter().zip(made_up) {
             let real = api.call_as(&mallory, method, &path, body).await;
             let unknown = api.call_as(&mallory, method, &other, other_body).await;
-            let told = |answer: &Answer, id: &str| answer.body.to_string().replace(id, "ID");
+            let without_id =
+                |answer: &Answer, id: &str| answer.body.to_string().replace(id, "ID");
             assert_eq!(
-                (real.status, told(&real, theirs)),
-                (unknown.status, told(&unknown, nothing)),
+                (real.status, without_id(&real, theirs)),
+                (unknown.status, without_id(&unknown, nothing)),
                 "{method} {path}"
             );
         }
@@ -227,7 +228,8 @@ async fn only_an_address_that_guesses_keys_is_throttled() {
     let mut refused = 0;
     while api.from(guesser, Some(&wrong())).await.status == 401 {
         refused += 1;
-        // An address is throttled after a burst of 100 failures.
+        // An address is throttled after a burst of 100 failures. The test also accepts other
+        // numbers of this order.
         assert!(refused <= 200, "the address is not throttled");
     }
     assert!(refused >= 20, "{refused}: throttled too early");
@@ -242,7 +244,7 @@ async fn only_an_address_that_guesses_keys_is_throttled() {
     api.from("192.0.2.2", Some(&wrong())).await.expect(401);
     let rotated = api.keys.rotate(&made.key.id, Duration::ZERO, None).unwrap();
     api.from(guesser, Some(&rotated.secret)).await.expect(200);
-    // The old secret is wrong after the rotation.
+    // The old secret is wrong after the rotation, so the throttled address is rejected with it.
     let old = api.from(guesser, Some(&made.secret)).await;
     assert_eq!(old.expect_error(429), "authentication_failures");
     // An IPv6 network of 64 bits counts as one client.
@@ -324,6 +326,7 @@ async fn sandboxes_end_with_their_key() {
         *api.host.get(&running).unwrap().state(),
         SandboxState::Running
     );
+    // Without `end`, a key that is already revoked is not found.
     let again = api.post(&revoke, json!({})).await;
     assert_eq!(again.expect_error(404), "key_not_found");
     let ended = api.post(&revoke, end.clone()).await.expect(200);
@@ -365,7 +368,8 @@ async fn resources_of_a_key_revoked_without_a_daemon_are_removed_by_the_next_dae
     };
     let limit = Duration::from_secs(30);
     tokio::time::timeout(limit, killed(&before)).await.unwrap();
-    // A sandbox whose creation was in flight is killed, too.
+    // A sandbox whose creation was in flight is killed, too. Here, an existing sandbox gets the
+    // revoked key as its owner.
     let late = api.sandbox().await;
     let owner = made.key.id.clone();
     let change =

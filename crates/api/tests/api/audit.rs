@@ -134,7 +134,8 @@ async fn a_flood_of_rejected_calls_is_one_entry_with_a_count_and_its_address() {
     log.write_counted(all_periods);
     let found = entries(&api, &format!("address={ADDRESS}")).await;
     // Per status and minute, five calls have entries of their own, and one entry counts the others.
-    // A minute may end during the calls.
+    // A minute may end during the calls, so there are at most three such groups of six. The limit
+    // leaves a margin.
     assert!(found.len() <= 22, "{}", found.len());
     let count: u64 = found
         .iter()
@@ -174,8 +175,10 @@ async fn hostile_paths_and_headers_are_bounded_and_secrets_omitted() {
     // The maximum of 128 characters.
     assert_eq!(all[0]["sandboxID"], "a\n".repeat(64));
     assert_eq!(all[0]["requestID"], "r".repeat(128));
+    // Only the prefix of a secret is recorded.
     assert_eq!(all[1]["object"], "e2b_");
     assert!(!json!(all).to_string().contains(&key.secret));
+    // An unknown method is cut to 16 characters.
     assert_eq!(all[2]["call"], format!("{} /v2/sandboxes", "M".repeat(16)));
 }
 
@@ -190,7 +193,8 @@ async fn a_reader_that_follows_the_log_is_not_answered_by_its_own_reads() {
     let entries = idle.expect(200).body["entries"].clone();
     assert_eq!(entries.as_array().unwrap().len(), 1);
     assert_eq!(entries[0]["call"], "GET /audit");
-    // A wait that has found no other call is not recorded.
+    // The wait has ended by its limit of 1 s: reads of the log are returned, but do not end it. A
+    // wait that has found no other call is not recorded.
     assert_eq!(log.newest(), newest);
     let follow = format!("/audit?wait=20&after={next}");
     let (followed, _) = tokio::join!(api.get(&follow), api.get("/v2/sandboxes"));

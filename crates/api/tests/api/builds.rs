@@ -342,7 +342,7 @@ async fn unused_build_data_expires() {
         keys.sort();
         keys
     };
-    // A builder prunes immediately after it is opened.
+    // A builder prunes immediately after it is opened: it removes steps unused for 14 days.
     let builder = Builder::open(&home, api.host.clone(), BuilderSettings::default());
     let builder = builder.await.unwrap();
     while keys().len() > 3 {

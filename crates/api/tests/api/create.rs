@@ -289,11 +289,11 @@ async fn a_create_with_a_key_continues_when_its_client_disconnects() {
     let api = Api::new();
     let body = json!({ "templateID": "base" });
     api.bench.world.hang("boot");
-    let removed = tokio::time::timeout(
+    let disconnected = tokio::time::timeout(
         std::time::Duration::from_millis(50),
         api.send(keyed(&api, "k", &body)),
     );
-    assert!(removed.await.is_err());
+    assert!(disconnected.await.is_err());
     // The first request is still in flight.
     let again = tokio::time::timeout(
         std::time::Duration::from_millis(50),

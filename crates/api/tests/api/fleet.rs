@@ -157,7 +157,8 @@ async fn pages_of_all_members_are_merged_and_missing_members_are_named() {
                 None => break,
             }
         }
-        // Creates within one millisecond are in the order of their ids.
+        // Creates within one millisecond are listed in the order of their ids, so the exact order
+        // is unknown: compare the sorted ids.
         let sorted = |mut ids: Vec<String>| {
             ids.sort();
             ids
@@ -181,7 +182,8 @@ async fn pages_of_all_members_are_merged_and_missing_members_are_named() {
         let shown = lab.call(2, &key, "GET", &path, Value::Null).await;
         assert_eq!(shown.expect(200).body["host"], host);
     }
-    // A member that does not answer is named, and the list takes at most its limit.
+    // A member that does not answer within 1 s is named, and its sandboxes are missing. The limit
+    // below leaves a margin.
     lab.freeze(3);
     let start = Instant::now();
     let list = lab
@@ -369,7 +371,7 @@ async fn a_frozen_owner_ends_its_requests_and_slows_no_other_sandbox() {
         frozen.body
     );
     assert_eq!(frozen.expect_error(503), "host_lost");
-    // After the verdict, the answer is immediate.
+    // The first call has waited for the verdict. After the verdict, the answer is immediate.
     let start = Instant::now();
     let lost = lab.call(2, &key, "GET", &path, Value::Null).await;
     assert!(

@@ -234,6 +234,7 @@ async fn a_read_only_functions_key_creates_nothing_and_sees_its_keys_resources_o
     assert_eq!(refused.await.expect_error(403), "forbidden");
     let list = api.call(&origin, secret, "GET", "/v2/sandboxes", Value::Null);
     let visible = list.await.expect(200).ids();
+    // A read-only caller receives a prefix of the id.
     assert!(
         visible.len() == 1 && own.starts_with(&visible[0]),
         "{visible:?}"
@@ -301,6 +302,7 @@ async fn a_functions_key_is_valid_only_on_its_own_connections() {
     assert_eq!(invoked(from(&one), for_one.callback.clone()).await, 200);
     assert_eq!(invoked(from(&two), for_one.callback.clone()).await, 401);
     assert_eq!(invoked(from(&one), for_one.secret.clone()).await, 401);
+    // A function may not invoke functions with its own secret.
     assert_eq!(invoked(agent(&one), for_one.secret.clone()).await, 403);
     let origin = from(&one);
     let callback = for_one.callback.as_str();
@@ -393,6 +395,7 @@ async fn private_and_unknown_functions_answer_callers_without_a_right_alike() {
         )
     };
     let label = |name: &str| owner::label(Some(&owner.key.id), name);
+    // A label of another owner, of a missing function of the owner, and without an owner.
     let unknown = [
         "hidden--000000000000".to_owned(),
         label("gone"),

@@ -77,6 +77,7 @@ async fn rules_are_returned_without_values_and_refer_to_secrets_of_the_key_only(
 async fn a_host_without_secrets_rejects_rules() {
     let api = Api::new();
     let caller = api.admin.clone();
+    // Settings without a rule are accepted.
     for network in [
         json!({ "rules": {} }),
         json!({ "rules": [] }),

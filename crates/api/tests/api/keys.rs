@@ -197,6 +197,7 @@ async fn concurrent_creates_fill_a_limit_exactly() {
     let answers = [a, b, c, d, e, f, g, h];
     let created = answers.iter().filter(|a| a.status == 201).count();
     assert_eq!((created, api.host.list().len()), (5, 5));
+    // A sandbox and its two children fill a limit of three.
     let (caller, _) = api.key(Scope::Create, limits(3));
     let id = api.sandbox_of(&caller).await;
     let two = json!({ "count": 2 });

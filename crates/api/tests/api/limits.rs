@@ -26,7 +26,7 @@ async fn used(api: &Api, caller: &TestCaller) -> Value {
     budget.expect(200).body["used"].clone()
 }
 
-/// Creates sandboxes of `who`, whose snapshots have [`GUEST`] bytes each.
+/// Creates sandboxes of `caller`, whose snapshots have [`GUEST`] bytes each.
 async fn sandboxes(api: &Api, caller: &TestCaller, count: usize, body: &Value) -> Vec<String> {
     let mut ids = Vec::new();
     for _ in 0..count {
@@ -79,7 +79,7 @@ async fn snapshots_of_64_clients_at_once_fill_a_disk_budget_to_the_byte() {
     assert_eq!(used["diskBytes"], 40 * GUEST);
     assert_eq!(used["disk"]["snapshots"], 40 * GUEST);
     assert_eq!(used["snapshots"], 40);
-    // If the quota is exhausted, a pause is rejected and the sandbox continues to run.
+    // If the quota is exhausted, a pause is rejected and the guest still runs (see `World::body`).
     let pause = api
         .call_as(&caller, "POST", &path(&ids[0], "pause"), json!({}))
         .await;
@@ -319,7 +319,7 @@ async fn a_budget_is_shown_to_its_holder_and_to_admins() {
     nobody.await.expect(401);
 }
 
-/// Returns a link to upload files for a template of `who`.
+/// Returns a link to upload files for a template of `caller`.
 async fn upload_link(api: &Api, caller: &TestCaller, template: &str, file: usize) -> String {
     let hash = format!("{file:064x}");
     let path = format!("/templates/{template}/files/{hash}");

@@ -127,7 +127,8 @@ async fn rollbacks_and_origins_survive_a_restart_of_the_daemon() {
         .await
         .expect(200);
     let (forked, child) = fork(&api, &api.admin, &agent).await;
-    // Snapshots of the fork hide the snapshot from which it was created.
+    // After this snapshot of the child, the parent of the child's state is the new snapshot. The
+    // snapshot from which the child was created must therefore be recorded separately.
     snapshot(&api, &api.admin, &child, "own").await;
     let before = lineage(&api, &api.admin, &format!("sandboxID={agent}")).await;
     assert!(has_edge(&before, &child, "started_from", &forked));
@@ -183,7 +184,8 @@ async fn pruned_ancestors_remain_as_one_removed_node() {
     let second = snapshot(&api, admin, &agent, "second").await;
     let third = snapshot(&api, admin, &agent, "third").await;
     let last = snapshot(&api, admin, &agent, "last").await;
-    // Their files do not depend on the removed snapshots.
+    // The fake engine has merged the files of their ancestors into `third` and `last`, so the files
+    // of `second` and `third` can be removed.
     let independent = [&third, &last].map(Clone::clone);
     api.bench.world.merged.lock().unwrap().extend(independent);
     for removed in [&second, &third] {
@@ -192,6 +194,7 @@ async fn pruned_ancestors_remain_as_one_removed_node() {
             .expect(204);
     }
     let found = lineage(&api, admin, &format!("sandboxID={agent}")).await;
+    // The sandbox, `first`, `last`, and one node for both removed snapshots, with the id of `third`.
     assert_eq!(ids(&found).len(), 4, "{found}");
     let removed = node(&found, &third);
     assert_eq!(removed["state"], "removed");

@@ -179,6 +179,7 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
         visible, expected,
         "of two templates with one name, the preferred one"
     );
+    // Mallory sees her two templates and the shared one. The host's owner sees all six.
     assert_eq!(listed(&api, &mallory).await.len(), 3);
     assert_eq!(listed(&api, &TestCaller::Owner).await.len(), 6);
     // A visible template cannot be changed.
@@ -195,7 +196,7 @@ async fn templates_of_others_are_found_by_their_owners_name_if_they_are_public()
             .await
             .expect(403);
     }
-    // Created without the builder, and then published.
+    // The template `hosts`, which was created without the builder, is published.
     let public = json!({ "public": true });
     let path = "/v2/templates/hosts";
     api.call_as(&mallory, "PATCH", path, public.clone())
@@ -287,7 +288,7 @@ async fn unstarted_builds_are_bounded_and_reserve_no_name() {
     assert_eq!(entered.len(), MAX_WAITING_BUILDS);
     request(&api, &alice, "name0").await.expect(202);
     request(&api, &TestCaller::Owner, "name0").await.expect(202);
-    // A cancelled build releases a place.
+    // A cancelled build no longer counts toward the limit.
     let (template, build) = (entered[0].text("templateID"), entered[0].text("buildID"));
     let path = format!("/templates/{template}/builds/{build}/cancel");
     api.call_as(&mallory, "POST", &path, Value::Null)

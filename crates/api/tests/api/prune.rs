@@ -66,6 +66,7 @@ async fn a_dry_run_lists_exactly_what_a_prune_removes() {
     );
     let own = api.get("/snapshots").await.expect(200).body[0]["snapshotID"].clone();
     api.delete("/templates/mine").await.expect(204);
+    // Without this snapshot, the template's snapshot is unused, and is removed unless it is recent.
     assert_ne!(own, Value::Null);
     let reported = prune(&api, &TestCaller::Owner, true).await;
     let [booted] = of_kind(&reported, "snapshot").try_into().unwrap();

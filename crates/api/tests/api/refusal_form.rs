@@ -116,6 +116,7 @@ async fn a_body_is_a_mebibyte_at_most_also_in_pieces() {
             body,
         ))
     };
+    // With the text after them, 15 pieces of 64 KiB are less than 1 MiB, and 16 pieces are more.
     send(stream(15)).await.expect(201);
     assert_eq!(send(stream(16)).await.expect_error(413), "body_too_large");
 }
@@ -333,6 +334,7 @@ async fn connections_are_listed_newest_last_across_a_pause() {
     let path = format!("/sandboxes/{id}/connections");
     let now = api.get(&path).await.expect(200);
     let line = &now.body["connections"][0];
+    // Each guest of the fake engine has this connection.
     assert_eq!(line["timestamp"], "1970-01-01T00:00:01Z");
     assert_eq!(
         (&line["protocol"], &line["address"], &line["port"]),
@@ -347,7 +349,7 @@ async fn connections_are_listed_newest_last_across_a_pause() {
         answer.body["connections"].as_array().unwrap().len()
     };
     assert_eq!(count("?limit=0").await, 0);
-    // The guest of each resume has one connection.
+    // Each guest has one connection: the guest of the create, and the guest of the resume.
     for call in ["pause", "resume", "pause"] {
         let call = format!("/sandboxes/{id}/{call}");
         assert!(api.post(&call, Value::Null).await.status < 300);

@@ -154,6 +154,7 @@ async fn a_restart_preserves_the_sandbox_and_metrics_are_current() {
     api.bench.world.clear_failures();
     let path = format!("/sandboxes/metrics?now=true&sandbox_ids={id}");
     let now = api.get(&path).await.expect(200);
+    // The fake engine reports 100 bytes sent and 200 bytes received.
     let metric = &now.body["sandboxes"][&id];
     assert_eq!(
         (&metric["netBytesOut"], &metric["netBytesIn"]),

@@ -462,6 +462,7 @@ async fn a_used_snapshot_is_deleted_with_its_last_user() {
         api.call_as(&TestCaller::Owner, "DELETE", &path, Value::Null)
             .await
     };
+    // The first call marks the snapshot for removal. Its files stay until its sandbox ends.
     remove().await.expect(204);
     assert_eq!(remove().await.expect_error(409), "in_use");
     api.delete(&format!("/sandboxes/{id}")).await.expect(204);

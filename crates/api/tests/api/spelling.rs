@@ -208,6 +208,7 @@ async fn other_unknown_fields_are_named_in_the_response_and_counted() {
     let sandbox = json!({ "templateID": "base", "env_vars": { "any": "name" } });
     let known = api.post("/v2/sandboxes", sandbox).await.expect(201);
     assert_eq!(ignored(&known), None);
+    // Control characters of a name are replaced, because the names are sent in a header.
     let newer = json!({ "templateID": "base", "future": { "deep": 1 }, "x\r\ny": 2 });
     for _ in 0..2 {
         let answer = api.post("/v2/sandboxes", newer.clone()).await.expect(201);

@@ -91,11 +91,14 @@ async fn a_certificate_from_files_is_used_and_an_error_names_the_invalid_file() 
     let certificate = directory.path().join("certificate.pem");
     let key = directory.path().join("key.pem");
     let tls = Tls::from_files(&certificate, &key).unwrap();
+    // Only a generated authority has a file that clients must trust.
     assert_eq!(tls.trust(), None);
     let setup = Setup::with(config(), &echo_request(), Some(tls)).await;
     for name in ["localhost", "intranet"] {
         connect(&setup, &trust, name, b"h2").await.unwrap();
     }
+    // A key in place of the certificate, a certificate in place of the key, and the certificate of
+    // the authority, to which the key does not belong.
     for (certificate, key) in [(&key, &key), (&certificate, &certificate), (&trust, &key)] {
         let error = Tls::from_files(certificate, key).unwrap_err().to_string();
         assert!(error.contains(".pem"), "{error}");

@@ -274,6 +274,7 @@ async fn a_signed_link_stands_for_the_token() {
 async fn an_invalid_link_is_rejected_even_if_no_link_is_required() {
     let guests = Guests::one(ID, 3000, hello());
     let setup = Setup::new(&guests).await;
+    // The label ends with an expiry and a signature, which is wrong.
     let host = format!("3000-{ID}-zzzzzz-aaaa.jiffy.example");
     let request = by_host(&host, "/").body(body("")).unwrap();
     assert_eq!(send_request(setup.address, request).await.0, 403);
@@ -282,10 +283,12 @@ async fn an_invalid_link_is_rejected_even_if_no_link_is_required() {
 #[tokio::test]
 async fn routing_errors_are_explained() {
     let setup = Setup::new(&Guests::default()).await;
+    // The header with the port of the sandbox is missing.
     let request = by_host("127.0.0.1", "/").header("e2b-sandbox-id", "abc");
     let (status, text) = send_request(setup.address, request.body(body("")).unwrap()).await;
     assert_eq!(status, 400);
     assert!(text.contains("used together"), "{text}");
+    // A host name that is not the gateway's, as after DNS rebinding.
     let request = by_host("rebound.evil.test", "/v2/sandboxes");
     let (status, text) = send_request(setup.address, request.body(body("")).unwrap()).await;
     assert_eq!(status, 421);
@@ -295,6 +298,7 @@ async fn routing_errors_are_explained() {
 #[tokio::test]
 async fn an_isolated_page_cannot_call_the_control_plane() {
     let setup = Setup::new(&Guests::one(ID, 3000, hello())).await;
+    // Browsers send the origin `null` for pages in a sandboxed frame.
     for method in ["GET", "POST", "DELETE"] {
         let request = by_host("localhost", "/v2/sandboxes").method(method);
         let request = request.header("origin", "null").body(body("")).unwrap();
@@ -433,6 +437,7 @@ async fn a_connection_is_reused_after_a_request_was_rejected_before_its_body() {
         let answers = client.rest().await;
         assert!(answers.starts_with("HTTP/1.1 502 "), "{answers}");
         assert!(answers.ends_with("control plane"), "{answers}");
+        // Only the second answer closes the connection, because its request has `Connection: close`.
         assert_eq!(answers.matches("connection: close").count(), 1, "{answers}");
     }
 }
@@ -455,8 +460,10 @@ async fn a_rejected_client_that_withholds_its_body_gets_connection_close() {
 }
 
 #[tokio::test]
-async fn a_client_that_stops_sending_gets_the_control_planes_answer() {
+async fn only_a_get_is_answered_after_its_client_has_stopped_sending() {
     let setup = Setup::new(&Guests::default()).await;
+    // A client that closes its sending side may have disconnected. The control plane then completes
+    // only requests that change nothing (GET and HEAD).
     for (method, answered) in [("GET", true), ("POST", false)] {
         let mut client = Raw::new(setup.address).await;
         let request = format!("{method} /slow HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");

@@ -159,11 +159,11 @@ async fn any_host_serves_all_sandboxes_over_http_1_and_http_2() {
     }
     assert_eq!(fleet.opened(), 1, "a client's requests share a connection");
     let mut client = Http2::over(TcpStream::connect(a.address).await.unwrap()).await;
-    let answers = (0..3).map(|i| {
+    let requests = (0..3).map(|i| {
         let request = hyper::Request::get(format!("http://80-{ID}.{DOMAIN}/{i}"));
         request.body(body("")).unwrap()
     });
-    for request in answers {
+    for request in requests {
         let answer = client.send(request).await;
         assert_eq!(answer.status(), 200);
         let text = collected(answer.into_body()).await;
@@ -237,6 +237,7 @@ async fn a_request_without_a_body_is_repeated_once_if_the_sandbox_has_moved() {
     let guests = Guests::one(ID, 80, echo());
     let (fleet, a, _b) = pair(&guests).await;
     let c = fleet.host("c", &Guests::default()).await;
+    // Host `a` remembers an outdated place: host `c` does not have the sandbox.
     fleet.remember(ID, "c");
     let (status, text) = send_request(a.address, get(80, "/")).await;
     assert_eq!(status, 200, "{text}");
@@ -250,7 +251,8 @@ async fn a_request_without_a_body_is_repeated_once_if_the_sandbox_has_moved() {
     assert_eq!(status, 503, "{text}");
     let request = to(80, "/").method("POST").body(body("x")).unwrap();
     assert_eq!(send_request(a.address, request).await.0, 200);
-    // A host never forwards a request of another host.
+    // A host never forwards a request of another host. The directory now names host `c`, which does
+    // not have the sandbox and would otherwise pass the request on.
     fleet.place(ID, "c");
     let (status, text) = send_request(a.address, get(80, "/")).await;
     assert_eq!(status, 502, "{text}");
@@ -303,6 +305,7 @@ async fn a_request_to_a_lost_or_frozen_host_ends_with_503() {
         assert_eq!(status, 503, "{text}");
         assert!(text.contains(reason), "{text}");
     }
+    // A sandbox that is not in the directory does not exist.
     fleet.places.lock().unwrap().clear();
     assert_eq!(send_request(a.address, get(80, "/")).await.0, 502);
 }

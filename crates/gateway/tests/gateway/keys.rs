@@ -214,7 +214,7 @@ async fn links_and_their_streams_end_with_the_key() {
     drop(public_stream);
 }
 
-/// Request body whose frames the test sends.
+/// Body of a response whose frames the test sends.
 struct Receiving(
     tokio::sync::mpsc::Receiver<Result<hyper::body::Frame<bytes::Bytes>, std::io::Error>>,
 );
@@ -262,6 +262,7 @@ async fn connections_of_unknown_clients_are_limited_in_number_and_time() {
     let mut unknown = Raw::new(setup.address).await;
     unknown.write_text(&head("/")).await;
     unknown.until("hello").await;
+    // The limit is two: `silent` and `unknown`.
     let refused = Raw::new(setup.address).await.rest().await;
     assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
     assert_eq!(unknown.rest().await, "", "the idle connection is closed");
@@ -272,6 +273,7 @@ async fn connections_of_unknown_clients_are_limited_in_number_and_time() {
         raw.write_text(&request).await;
         raw.until("hello").await;
     }
+    // The idle timeout starts after a request, so the silent connection is still open.
     silent.write_text(&head("/")).await;
     silent.until("hello").await;
 }

@@ -148,6 +148,8 @@ async fn a_request_that_cannot_be_repeated_is_sent_once() {
         until_waiting(&setup, 1).await;
         let request = to(3000, "/").method(method).body(body(text)).unwrap();
         assert_eq!(send_request(setup.address, request).await.0, 502);
+        // The first GET, and this request on its connection, which the guest closed. It is not sent
+        // again on a new connection.
         assert_eq!(requests.load(Ordering::SeqCst), 2, "{method} {text}");
     }
 }

@@ -160,7 +160,7 @@ async fn a_disconnect_of_the_client_closes_the_connection_to_the_guest() {
         );
     let guests = Guests::one(ID, 3000, router);
     let setup = Setup::new(&guests).await;
-    let left = || async {
+    let all_closed = || async {
         while guests.open_count() > 0 {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
@@ -174,13 +174,13 @@ async fn a_disconnect_of_the_client_closes_the_connection_to_the_guest() {
     setup.wait_for_counters(|t| t.guest_connections == 1).await;
     assert_eq!(guests.open_count(), 1);
     drop(raw);
-    with_timeout(left()).await;
+    with_timeout(all_closed()).await;
 
     let mut http = Http1::new(setup.address).await;
     let answer = http.send(client::get(3000, "/endless")).await;
     assert_eq!(guests.open_count(), 1);
     http.hang_up();
-    with_timeout(left()).await;
+    with_timeout(all_closed()).await;
     drop(answer);
     setup
         .wait_for_counters(|t| t.exchanges_open == 0 && t.connections_open == 0)
@@ -228,5 +228,6 @@ async fn a_cancelled_http2_stream_closes_its_connection_to_the_guest() {
     })
     .await;
     setup.wait_for_counters(|t| t.exchanges_open == 0).await;
+    // The connection of the client remains usable for further streams.
     poll_fn(|cx| http.sender.poll_ready(cx)).await.unwrap();
 }

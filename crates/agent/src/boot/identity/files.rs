@@ -22,9 +22,9 @@ const MAX_HOSTS_BYTES: u64 = 4 << 20;
 /// Directory in which E2B's clients and templates search for the labels of the sandbox.
 const LABELS_LINK: &str = "/run/e2b";
 
-/// Writes each label to a file named after its variable. The files are in the directory of the
-/// agent, so that a full `/run` does not matter. [`LABELS_LINK`] is a symbolic link to this
-/// directory.
+/// Writes each label to a file named after its variable. The files are below `/run/jiffy` ([`HOME`]),
+/// which is a file system of its own, so that a full `/run` does not matter. [`LABELS_LINK`] is a
+/// symbolic link to their directory.
 pub fn write_labels(labels: &SandboxLabels) -> io::Result<()> {
     // Only process 1 owns the file system. In tests, the agent is an ordinary process of a host.
     if std::process::id() != 1 {
@@ -46,7 +46,8 @@ pub fn write_labels(labels: &SandboxLabels) -> io::Result<()> {
             fs::remove_file(entry.path())?;
         }
     }
-    // Ignore the error: the link may exist already, or the sandbox may have a file of this name.
+    // The target is relative to `/run`, the directory of the link. Ignore the error: the link may
+    // exist already, or the sandbox may have a file of this name.
     let _ = symlink("jiffy/e2b", LABELS_LINK);
     Ok(())
 }

@@ -106,6 +106,7 @@ async fn sandboxes_of_a_lost_host_are_shown_and_resumed_as_promised() {
                 assert_eq!(foreign.expect_error(404), "sandbox_not_found");
             }
         }
+        // Broken sandboxes are listed only on request.
         let path = "/v2/sandboxes";
         let mut ids = it
             .call(host, "GET", path, Value::Null)
@@ -132,7 +133,8 @@ async fn sandboxes_of_a_lost_host_are_shown_and_resumed_as_promised() {
             assert_eq!(answer.expect_error(503), "host_lost");
         }
     }
-    // A sandbox whose pause is stored is resumed by any host. It is then listed once.
+    // A sandbox whose pause is stored is resumed by any host. It is then listed once, next to the
+    // other stored sandbox.
     let [one, two] = it.others;
     let path = format!("/sandboxes/{}/connect", it.paused[0]);
     it.call(one, "POST", &path, json!({ "timeout": 60 }))
@@ -186,6 +188,7 @@ async fn sandboxes_of_a_lost_host_are_shown_and_resumed_as_promised() {
         let path = format!("/sandboxes/{id}");
         let shown = it.call(one, "GET", &path, Value::Null).await.expect(200);
         assert_eq!(shown.text("state"), "running");
+        // The host that has returned no longer has the sandbox.
         let moved = it.lab.forwarded(it.lost, &it.key, &path).await;
         assert_eq!(moved.expect_error(421), "sandbox_moved");
     }
@@ -214,6 +217,7 @@ async fn a_kill_while_the_home_is_away_holds_after_its_return() {
         assert_eq!(gone.expect_error(421), "sandbox_moved");
         it.lab.until(two, &it.key, &path, 404).await;
     }
+    // The sandboxes that were not killed are found again.
     for id in [&it.paused[1], &it.running[1]] {
         let path = format!("/sandboxes/{id}");
         it.lab.until(two, &it.key, &path, 200).await;
@@ -253,6 +257,7 @@ async fn concurrent_resumes_through_several_hosts_never_report_a_missing_sandbox
         });
         let mut resumed = 0;
         for answer in futures_util::future::join_all(calls).await {
+            // Calls that lose the race may be rejected, but not with 404 (a missing sandbox).
             let is_expected = [200, 201, 409, 503].contains(&answer.status);
             assert!(is_expected, "{} {}", answer.status, answer.body);
             resumed += usize::from(answer.status < 300);

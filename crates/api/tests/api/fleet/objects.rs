@@ -246,6 +246,7 @@ async fn templates_of_all_members_are_listed_once_and_in_pages() {
         get(&lab, 1, &key, "/templates?complete=true"),
     );
     let time = start.elapsed();
+    // Each call waits at most 1 s for the frozen member. The limit leaves a margin.
     assert!(time < Duration::from_secs(6), "{time:?}");
     for unknown in [template, function, build, refused] {
         assert!(unknown.text("message").contains("h2"), "{}", unknown.body);
@@ -473,6 +474,7 @@ async fn a_name_denotes_the_same_template_on_all_members() {
     assert_eq!(lost.expect_error(503), "host_lost");
     let lost = get(&lab, 3, &key, "/templates/own").await;
     assert_eq!(lost.expect_error(503), "host_lost");
+    // The owner of the name may request a new build of it on another host.
     let body = json!({ "name": "own", "cpuCount": 1, "memoryMB": 512 });
     lab.call(1, &key, "POST", "/v3/templates", body)
         .await

@@ -161,6 +161,8 @@ async fn a_drained_host_gives_up_its_sandboxes_which_resume_on_other_hosts() {
     let drained = (1..=3).find(|&host| !lab.is_coordinator(host)).unwrap();
     let others: Vec<u32> = (1..=3).filter(|&host| host != drained).collect();
     let (mut ids, mut snapshots) = (Vec::new(), Vec::new());
+    // The first two sandboxes are paused, the other two keep running. The first one also has a
+    // snapshot.
     for n in 0..4 {
         let body = json!({ "templateID": "base", "name": format!("s{n}") });
         let made = lab.call(drained, &key, "POST", "/sandboxes", body).await;

@@ -157,6 +157,7 @@ async fn the_next_host_is_tried_after_a_rejection_and_all_reasons_are_reported()
     let id = made.expect(201).id();
     assert_eq!(host_of(&lab, &id), 2);
     let admin = lab.admin();
+    // Two decisions: h3, which rejected the sandbox, and then h2.
     let why = lab.why(3, &admin, &id, 2).await;
     let text = why["text"].as_str().unwrap();
     let lines: Vec<_> = text.lines().collect();
@@ -332,6 +333,7 @@ async fn a_create_without_a_coordinator_runs_on_the_host_that_receives_it() {
     let body = json!({ "templateID": "base" });
     let made = lab.call(through, &key, "POST", "/sandboxes", body).await;
     assert_eq!(host_of(&lab, &made.expect(201).id()), through);
+    // Only the coordinator can reserve a name.
     let body = json!({ "templateID": "base", "name": "named" });
     let named = lab.call(through, &key, "POST", "/sandboxes", body).await;
     assert_eq!(named.expect_error(503), "fleet_unavailable");
@@ -358,7 +360,8 @@ async fn creates_send_no_request_to_the_records_and_cost_little_through_another_
             let id = made.expect(201).id();
             let host = host_of(&lab, &id);
             assert_eq!(host, 3, "{}", lab.why(1, &lab.admin(), &id, 1).await);
-            // The coordinator replaces its record every 0.6 s in this test.
+            // A create sends no request. The coordinator replaces its record every 0.6 s in this
+            // test, which may happen during the create.
             assert!(requests <= 2, "{requests} requests");
             lab.call(3, &key, "DELETE", &format!("/sandboxes/{id}"), Value::Null)
                 .await

@@ -120,6 +120,7 @@ async fn a_lease_through_another_member_removes_the_sandbox_when_it_ends() {
     lab.located(&id).await;
     let at = lab.listen(other).await;
     let call = format!("POST /sandboxes/{id}/lease");
+    // A lease requires the protocol `lease`.
     let (_, head) = upgrade(at, &key, &call, "tcp").await;
     assert!(head.starts_with("HTTP/1.1 426"), "{head}");
     let (mut lease, head) = upgrade(at, &key, &call, "lease").await;

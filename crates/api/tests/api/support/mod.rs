@@ -87,8 +87,11 @@ impl TemplateSource for FakeTemplates {
 /// Sender of a request.
 #[derive(Clone)]
 pub enum TestCaller {
+    /// Owner of the host, who needs no key.
     Owner,
+    /// Client with the secret of an API key.
     Key(String),
+    /// Client without a key.
     Nobody,
 }
 

@@ -29,13 +29,16 @@ impl Lab {
         let member = &self.members[&host];
         *member.host.1.lock().unwrap() = Some(status.clone());
         member.node.hasten_heartbeat();
-        // After this answer, the next heartbeat contains the new state.
+        // The task of the node answers in order with its other work, and the answer itself is not
+        // needed. A heartbeat with the old state was sent before this answer, so each heartbeat
+        // after `start` contains the new state.
         let _ = member.heartbeat_age().await;
         let start = Instant::now();
         let received = async {
             loop {
                 let is_received = if member.node.view().is_coordinator {
-                    // The coordinator sends its own heartbeats over no connection.
+                    // The coordinator sends its own heartbeats over no connection, so `link` does
+                    // not see them. Its last heartbeat must be younger than `start`.
                     let age = member.heartbeat_age().await;
                     age.is_some_and(|age| age < start.elapsed())
                 } else {
