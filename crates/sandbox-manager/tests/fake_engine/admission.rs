@@ -115,6 +115,7 @@ async fn every_start_is_admitted_and_every_end_releases_resources() {
     })
     .await;
     host.resume(&paused).await.unwrap();
+    // The guest of `b` has exited, so a rollback of `b` starts a guest.
     assert_busy(host.rollback(&b, &snapshot).await);
     host.kill(&a).await.unwrap();
     host.rollback(&b, &snapshot).await.unwrap();

@@ -79,6 +79,7 @@ async fn a_timeout_can_be_changed_and_restarts_with_a_resume() {
         .await
         .unwrap();
     assert_eq!(*far.state(), SandboxState::Paused);
+    // The timeout of 60 s starts again with the resume.
     let (record, was_resumed) = host.ensure_running(&id).await.unwrap();
     assert!(was_resumed && record.deadline_ms().unwrap() >= far.deadline_ms().unwrap());
     assert!(!host.ensure_running(&id).await.unwrap().1);

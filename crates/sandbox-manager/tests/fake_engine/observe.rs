@@ -65,6 +65,7 @@ async fn metrics_contain_states_creates_operations_and_added_figures() {
         "jiffy_creates_total{boot_mode=\"fork\",outcome=\"ok\"} 2",
         "jiffy_operations_total{operation=\"pause\",outcome=\"ok\"} 1",
         "jiffy_operations_total{operation=\"pause\",outcome=\"conflict\"} 1",
+        // Two running sandboxes with 512 MiB each.
         "jiffy_memory_committed_bytes 1073741824.0",
         "jiffy_gateway_requests_total 7.0",
         "# EOF",

@@ -118,6 +118,7 @@ async fn a_daemon_serves_before_orphaned_files_are_removed() {
     host.create(base()).await.unwrap();
     assert_eq!(bench.file_names().len(), 1001);
     bench.world.clear_failures();
+    // The background task may have removed some of the orphaned files already.
     assert!(host.gc().unwrap() <= 1000);
     bench.until_files(1).await;
 }
@@ -188,8 +189,8 @@ async fn kills_and_pauses_do_not_wait_for_stopping_guests_but_a_shutdown_does() 
     assert!(bench.world.running().is_empty());
     assert_eq!(*host.get(&killed).unwrap().state(), SandboxState::Killed);
     assert_eq!(*host.get(&paused).unwrap().state(), SandboxState::Paused);
+    // The processes of both guests have not stopped yet, so the shutdown is incomplete.
     assert!(!host.finish(Duration::from_millis(20)).await);
-    // The processes of both guests have not stopped yet.
 }
 
 #[tokio::test]

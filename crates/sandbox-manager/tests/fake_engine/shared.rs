@@ -405,6 +405,7 @@ async fn a_host_that_returns_retains_only_sandboxes_that_no_other_host_changed()
     let mut ids = Vec::new();
     for text in ["taken", "killed", "stays", "runs", "local"] {
         let created = one.host.create(Some("key1"), text).await;
+        // `create` gives each sandbox the same name, which must be free for the next one.
         one.host.sandboxes.rename(created.id(), None).await.unwrap();
         if text != "local" {
             one.host.pause_durably(created.id()).await;
@@ -425,6 +426,7 @@ async fn a_host_that_returns_retains_only_sandboxes_that_no_other_host_changed()
         .unwrap_err();
     // The host returns with a new epoch.
     one.epoch.store(2, Ordering::SeqCst);
+    // `false`: sandboxes that were never stored are not compared.
     one.host.sandboxes.reconcile_heads(false).await.unwrap();
     let states: Vec<_> = ids.iter().map(|id| one.host.state(id)).collect();
     let expected = [

@@ -249,7 +249,7 @@ async fn a_push_does_not_reuse_condemned_objects() {
     store.collect(&tenant, AT_ONCE).await.unwrap();
     let source = snapshot(dir.path(), &[1, 2, 3]);
     let (name, report) = store.push(&tenant, &source, &options).await.unwrap();
-    // Three chunks of memory, and the chunk of the state.
+    // No condemned chunk is reused: all three chunks of memory and the chunk of the state are new.
     assert_eq!(report.new_chunks, 4);
     collect_twice(&store, &tenant).await;
     assert_same(&store, &tenant, name.root, &source).await;

@@ -452,6 +452,7 @@ async fn a_killed_pull_marks_no_chunk_as_present_that_it_did_not_write() {
             assert!(bytes[range.clone()] == wanted[range], "chunk {chunk}");
         }
     }
+    // At least one child was killed during its pull, not after it.
     assert!(killed > 0);
     let (layer, _) = store
         .pull(&remote, 0, Selection::All, &cache)

@@ -161,6 +161,7 @@ async fn a_clock_an_hour_off_changes_nothing() {
             let report = off.collect(&tenant_there, options).await.unwrap();
             assert_eq!((report.condemned, report.removed), (0, 0), "{offset}");
         }
+        // The last collection was less than an hour ago.
         let held = off.collect_if_due(&tenant_there, options, hour).await;
         assert_eq!(held.unwrap(), None);
         let at_once = GcOptions {

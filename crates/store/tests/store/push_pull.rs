@@ -151,11 +151,14 @@ async fn the_cache_respects_its_limit_and_retains_used_layers() {
             .pull(&remotes[number], 0, Selection::All, &cache)
             .await
     };
+    // The limit permits two of the three layers, which have 10 chunks each. The second layer is
+    // unused when the third one is pulled, so it is evicted.
     let used = pull(0).await.unwrap().0;
     drop(pull(1).await.unwrap());
     let third = pull(2).await.unwrap().0;
     assert!(used.path().exists() && used.has(0));
     assert!(cache.bytes().unwrap() <= 25 * CHUNK as u64);
+    // The first and the third layer are in use.
     let full = pull(1).await.unwrap_err();
     assert!(matches!(full, StoreError::CacheFull { .. }), "{full}");
     drop(third);
@@ -179,6 +182,7 @@ async fn a_clone_of_a_cached_layer_is_equal_and_its_own() {
     let to = dir.path().join("clone");
     layer.clone_to(&remote.manifest.parts[0], &to).unwrap();
     assert!(fs::read(&to).unwrap() == content(&source, 0));
+    // A clone does not replace an existing file.
     assert!(layer.clone_to(&remote.manifest.parts[0], &to).is_err());
     assert!(fs::read(&to).unwrap() == content(&source, 0));
 }

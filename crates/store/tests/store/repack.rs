@@ -77,6 +77,7 @@ async fn a_pack_that_is_mostly_dead_is_rewritten_and_then_removed() {
     let stats = store.stats(&tenant).await.unwrap();
     // The pack of the retained snapshot, and the pack with the chunks that were live.
     assert_eq!((usage.chunks, stats.packs), (4, 2));
+    // The headers and indexes of both packs have less than 2000 bytes.
     assert!(stats.pack_bytes < usage.stored_bytes + 2000, "{stats:?}");
 }
 
@@ -117,6 +118,8 @@ async fn an_interrupted_rewrite_loses_no_chunk() {
         assert_same(&other, &tenant, pushed.root, &more).await;
         let stats = other.stats(&tenant).await.unwrap();
         assert_eq!(stats.condemned, 0);
+        // A pack of which less than half is dead (`repack_percent`) is not repacked. 4000 bytes suffice
+        // for headers and indexes.
         let usage = other.chunk_usage(&tenant, &|_, _, _| {}).await.unwrap();
         assert!(
             stats.pack_bytes < usage.stored_bytes * 2 + 4000,

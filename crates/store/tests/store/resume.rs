@@ -227,6 +227,7 @@ async fn a_bundle_is_removed_together_with_its_snapshot() {
             .filter(|object| object.key.contains("/resume/"))
             .count()
     };
+    // First nothing is removed, and then the newest snapshot.
     for removed in [0, 1] {
         for name in paused
             .names

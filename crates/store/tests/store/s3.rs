@@ -258,6 +258,7 @@ fn one_of_many_collections_takes_over_a_stale_lock() {
             SharedStore::new(url.open(quick()).unwrap(), keyring())
         }
     };
+    // Without versitygw, only the store in a directory is tested.
     let places = [(None, directory.clone()), (address, objects)];
     for (address, place) in places
         .iter()
@@ -291,6 +292,7 @@ fn one_of_many_collections_takes_over_a_stale_lock() {
                     .unwrap()
                     .display()
             );
+            // The content of a lock has 32 bytes.
             let stale = &stale.as_bytes()[..32];
             let write = first.backend().put(&key, stale.to_vec().into());
             runtime().block_on(write).unwrap();

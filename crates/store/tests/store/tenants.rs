@@ -262,6 +262,8 @@ async fn a_broker_calls_the_command_to_unwrap_only() {
         ["wrap alias\n", &"unwrap alias\n".repeat(4)].concat()
     );
     // Malformed requests end the broker.
+    // A length that is too large, a message without fields, and a truncated message. The first four
+    // bytes of a message are its length.
     for nonsense in [&[255; 4][..], b"\x02\0\0\0{}", b"\x01\0\0\0"] {
         let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         std::io::Write::write_all(&mut ours, nonsense).unwrap();

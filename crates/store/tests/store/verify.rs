@@ -94,6 +94,8 @@ async fn each_chunk_index_locations_and_manifest_that_changed_is_named() {
         panic!("{:?}", found.objects)
     };
     assert!(index.object.contains("/packs/") && index.reason.contains("index"));
+    // The second flip of a bit restores the file. Only one of the two snapshots can be verified if
+    // the manifest or the locations of the other one are damaged.
     flip_from_end(pack, 100);
     for (kind, snapshots) in [("locations", 1), ("manifests", 1)] {
         let file = &place.files(kind)[0];
