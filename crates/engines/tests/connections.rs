@@ -54,7 +54,8 @@ while True:
 
 /// Starts programs in the guest that hold connections. `host` and `host6` lead to the host over
 /// IPv4 and IPv6. `lo` and `lo6` use loopback addresses. `boxed` leads into a named network
-/// namespace. `alone` and `alone-lo` are inside an unnamed network namespace.
+/// namespace. `alone` and `alone-lo` are inside an unnamed network namespace. The argument
+/// `0x40000000` of `setns` is `CLONE_NEWNET`.
 async fn hold(guest: &Guest) {
     let mine = format!(
         r#"{HOLD}

@@ -400,6 +400,8 @@ fn each_vmm_is_a_user_of_its_own_without_capabilities_in_an_empty_root() {
     );
     assert_eq!(place, other_place);
     assert_ne!(user, other_user);
+    // The process sees its id inside of its user namespace. On the host, the id is higher by
+    // `FIRST_UID`.
     assert!(user.parse::<u32>().unwrap() < FIRST_UID);
 }
 

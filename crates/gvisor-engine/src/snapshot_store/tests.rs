@@ -21,6 +21,7 @@ fn a_snapshot_is_complete_or_absent() {
     assert!(!store.is_boot("abc") && store.mark_boot("none").is_err());
     store.mark_boot("abc").unwrap();
     assert!(store.is_boot("abc"));
+    // The removal of a missing snapshot succeeds.
     store.remove("abc").unwrap();
     store.remove("abc").unwrap();
     assert!(!store.exists("abc") && store.ids().unwrap().is_empty());
@@ -43,10 +44,12 @@ fn an_import_is_complete_or_leaves_nothing() {
     }
     let broken = |_: &Path| Err(io::Error::other("the disk is full"));
     assert!(store.import(&manifest, false, broken).is_err());
+    // No draft has remained.
     assert_eq!(fs::read_dir(dir.path().join("s")).unwrap().count(), 0);
     let good = with("pages_meta.img", "one");
     store.import(&manifest, false, good).unwrap();
     assert_eq!(store.get("abc").unwrap(), manifest);
+    // A snapshot is only replaced on request, which the second argument states.
     assert!(store.import(&manifest, false, good).is_err());
     let other = with("pages_meta.img", "two");
     store.import(&manifest, true, other).unwrap();

@@ -84,7 +84,8 @@ async fn concurrent_creates_share_one_fetch_of_a_snapshot() {
         let sandbox = sandbox.await.unwrap().unwrap();
         assert!(memory(&bench, sandbox.id()).ends_with(&text));
     }
-    // Ten creates have read about one copy. The text has 600,000 bytes and compresses badly.
+    // Ten creates have read about one copy of the text, which has 600,000 bytes and compresses
+    // badly. A second copy would exceed the upper limit.
     let read = figure(&host, READ);
     assert!((300_000.0..800_000.0).contains(&read), "{read}");
     let local = host.snapshots().list(None).unwrap();

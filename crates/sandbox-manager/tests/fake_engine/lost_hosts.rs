@@ -87,8 +87,8 @@ async fn a_sandbox_of_a_host_that_returns_is_not_used_before_its_comparison() {
     // The first host returns: none of its sandboxes has been compared with its head.
     one.host.sandboxes.expect_comparison();
     assert!(!one.host.sandboxes.until_compared(&taken, limit).await);
-    // The return starts epoch 2. Without the store, the comparison fails. Its argument `true` includes
-    // sandboxes that were never stored.
+    // The return starts epoch 2. Without the store, the comparison fails. Its argument `true`
+    // includes sandboxes that were never stored.
     one.epoch.store(2, Ordering::SeqCst);
     store.make_unreachable();
     one.host.sandboxes.reconcile_heads(true).await.unwrap_err();

@@ -100,8 +100,8 @@ fn cause(host: &Sandboxes, id: &str) -> String {
 #[test]
 fn a_crash_during_a_snapshot_leaves_no_partial_snapshot() {
     // The files are complete from the second step on: the recovery then completes the snapshot.
-    // Each step has the number of snapshots after the recovery. Two exist before: the template's, and
-    // the one with the name `name`.
+    // Each step has the number of snapshots after the recovery. Two exist before: the template's,
+    // and the one with the name `name`.
     let steps = [
         ("snapshot", 2),
         ("snapshot-named", 3),

@@ -248,6 +248,7 @@ async fn a_pool_follows_a_demand_within_a_part_of_the_free_memory() {
     host.pool().follow(&demand(4)).await;
     until("the pool to fill", || host.pool().waiting() == 4).await;
     host.pool().follow(&[]).await;
+    // Without a demand, the pool has one guest, the configured number.
     until("the surplus guests to exit", || {
         bench.world.running().len() == 1
     })

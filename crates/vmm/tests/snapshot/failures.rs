@@ -127,6 +127,7 @@ fn a_damaged_state_is_rejected_with_a_reason() {
             other => panic!("{other:?}"),
         }
     };
+    // A state starts with `JIFFYVMS` and the number of its format.
     refuse(b"", "damaged");
     refuse(b"JIFFYVMS\xff\0\0\0", "has format 255");
     refuse(b"JIFFYVMS\x01\0\0\0\xff\xff\xff", "damaged");

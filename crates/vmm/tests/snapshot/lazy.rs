@@ -140,7 +140,7 @@ fn snapshots_include_missing_memory_and_memory_fetched_meanwhile() {
         TestVm::restore(whole, &stored.base, MemorySource::Map).verify();
     }
     vm.verify();
-    // A fork and a rollback from incomplete layers with complete layers above.
+    // A fork whose lowest layer is incomplete, and whose upper layers are complete.
     let files = stored.files(0, LIMIT);
     let _link = stored.store.serve(&files);
     let last = snapshots.pop().unwrap();

@@ -63,6 +63,7 @@ fn every_snapshot_of_a_busy_writer_restores_to_a_state_that_verifies() {
         moment = moment
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(round);
+        // A pseudorandom time of at most 16 ms.
         thread::sleep(Duration::from_micros(moment >> 50));
         let snapshot = vm.snapshot(AfterSnapshot::Resume);
         restore(&snapshot, &vm.base()).verify();
@@ -131,7 +132,8 @@ fn memory_that_became_zero_takes_no_space() {
     let full = vm.snapshot(AfterSnapshot::Resume);
     assert_eq!(vm.run_command("dirty 0"), "ok");
     let freed = vm.snapshot(AfterSnapshot::Resume);
-    // Of 1,536 chunks. Some contain a page of the guest's kernel.
+    // Most of the 1,536 chunks of `dirty 96` are zero now. The others contain a page that the
+    // guest's kernel uses again.
     assert!(freed.report.zero > 1000, "{:?}", freed.report);
     let (layer, _) = freed.memory.last().unwrap();
     let stored = layer.metadata().unwrap().blocks() * 512;
@@ -198,7 +200,7 @@ fn a_guest_restored_from_its_working_set_verifies() {
     let mut first = restore(&snapshot, &vm.base());
     first.status();
     let (set, chunks) = first.working_set();
-    // Of 4,096 chunks.
+    // The guest touches fewer than half of its 4,096 chunks.
     assert!(chunks < 2000, "{chunks} chunks touched");
     let mut second = TestVm::restore_with(snapshot.share(), &vm.base(), &set);
     second.verify();
