@@ -178,7 +178,9 @@ fn only_permitted_addresses_of_a_name_are_tried() {
     let tenant = tenant(&["127.0.0.0/8"], &hosts[..3]);
     assert_eq!(fetch(&tenant, &mixed), "R2");
     assert_eq!(fetch(&tenant, &closed), REFUSED);
+    // A name without any address has no permitted address either.
     assert_eq!(fetch(&tenant, "nowhere.test"), PROHIBITED);
+    // A short form of 127.0.0.1. It is not one of the allowed hosts.
     assert_eq!(fetch(&tenant, "127.1"), DENIED);
     let bad = tenant.compile(HTTP).unwrap();
     let file = File::open(&bad.0).unwrap();

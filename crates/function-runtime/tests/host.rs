@@ -351,6 +351,7 @@ async fn a_process_with_another_reset_is_replaced_and_its_metrics_remain() {
     let words = std::fs::read(format!("/proc/{fast}/cmdline")).unwrap();
     let words = String::from_utf8(words).unwrap();
     assert!(words.contains("--reset\0fast\0"), "{words:?}");
+    // One request to the first process, and three to the second.
     assert_eq!(functions.metrics(KEY, NAME).await.unwrap().requests, 4);
     functions.detach_all().await;
     drop(functions);

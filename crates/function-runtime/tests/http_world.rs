@@ -62,6 +62,7 @@ fn a_response_above_its_limit_is_reset() {
     };
     tenant.deploy("http", HTTP, limits);
     let mut client = tenant.connect();
+    // The response is endless, so it exceeds `response_bytes`.
     client.send(b"GET /long HTTP/1.1\r\nhost: f\r\njiffy-function: http\r\n\r\n");
     assert_eq!(
         client.response(),
@@ -83,6 +84,7 @@ fn a_client_that_does_not_read_cannot_keep_a_guest_running() {
     tenant.deploy("http", HTTP, limits);
     let mut client = tenant.connect();
     client.send(b"GET /long HTTP/1.1\r\nhost: f\r\njiffy-function: http\r\n\r\n");
+    // The client reads nothing, so the guest waits until `wall_ms` has passed.
     tenant.wait_for("http", |metrics| {
         metrics.faults.contains_key("function_timeout") && metrics.running == 0
     });

@@ -34,6 +34,7 @@ fn a_tenants_process_has_no_files_network_privileges_or_core() {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             line.unwrap().trim_start_matches(':').trim().to_owned()
         };
+        // Mode 2 of seccomp is a filter.
         assert_eq!(
             (field("Seccomp"), field("NoNewPrivs")),
             ("2".to_owned(), "1".to_owned())
@@ -48,6 +49,7 @@ fn a_tenants_process_has_no_files_network_privileges_or_core() {
         .lines()
         .find(|line| line.starts_with("Max core file size"))
         .unwrap();
+    // The name of the limit has four words. The soft limit follows.
     assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
     if !nix::unistd::Uid::effective().is_root() {
         return;
@@ -60,6 +62,7 @@ fn a_tenants_process_has_no_files_network_privileges_or_core() {
             fs::read_link(format!("/proc/self/ns/{kind}")).unwrap()
         );
     }
+    // The only network interface is the loopback. The file starts with two lines of headings.
     let network = fs::read_to_string(format!("{process}/net/dev")).unwrap();
     assert!(
         network
@@ -117,6 +120,7 @@ fn code_in_a_serving_process_reaches_nothing() {
         host.assert_untouched();
         // The process continues to work.
         assert_eq!(tenant.connect().get("one", "/").text(), "one");
+        // This attempt kills the process, so it is the last one.
         let mut taken = TakenThread::take(process.try_into().unwrap()).unwrap();
         assert!(is_killed_for_a_32_bit_call(&mut taken));
     }

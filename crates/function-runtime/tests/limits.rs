@@ -55,6 +55,7 @@ fn a_guest_that_exceeds_a_limit_is_terminated_with_an_error_response() {
     // Two requests for each of the eight paths, of which four end in a trap.
     assert_eq!((metrics.requests, metrics.running), (16, 0));
     assert_eq!(metrics.faults["function_trap"], 4);
+    // The spinning request alone has used its 50 ms (the default of `cpu_ms`).
     assert!(metrics.cpu_us >= 50_000, "{metrics:?}");
 }
 
@@ -96,6 +97,7 @@ fn jiffy_buf_and_jiffy_out_beyond_their_limits_are_terminated() {
     tenant.deploy("late", out.as_bytes(), FunctionLimits::default());
     tenant.deploy("hello", &constant("hello"), FunctionLimits::default());
     let mut client = tenant.connect();
+    // The function `late` spins in `jiffy_out`, the others fail in `jiffy_buf`.
     let late = ("late", "", 504, "function_cpu");
     for (name, _, status, code) in modules.into_iter().chain([late]) {
         assert_eq!(client.get(name, "/").fault(), fault(status, code), "{name}");
@@ -105,7 +107,7 @@ fn jiffy_buf_and_jiffy_out_beyond_their_limits_are_terminated() {
 
 /// A module without imports is first run on the stack of the worker. After a few milliseconds this
 /// first attempt is aborted, and the request is repeated in a new instance. The aborted attempt has
-/// no visible effects.
+/// no visible effects. The guest counts its calls in its memory, and answers with the number.
 #[test]
 fn a_slow_guest_answers_like_a_fast_guest() {
     let tenant = TestTenant::start();
@@ -160,6 +162,7 @@ fn bodies_are_limited_in_size_and_time() {
         chunked.extend_from_slice(b"\r\n");
     }
     assert_eq!(exchange(&chunked), fault(413, "request_too_large"));
+    // The rest of the body does not arrive within `request_body_ms`.
     let slow = head("content-length: 10\r\n\r\nhalf");
     assert_eq!(exchange(slow.as_bytes()), fault(408, "request_timeout"));
     let body = vec![b'y'; 100_000];
@@ -203,6 +206,7 @@ fn requests_beyond_the_queue_are_rejected_with_retry_after() {
         assert_eq!(answer.fault(), fault(429, "function_busy"));
         assert!(answer.head.contains("retry-after: 1"), "{}", answer.head);
     }
+    // The guest would spin for two seconds (`cpu_ms`), but is stopped earlier by `wall_ms`.
     let wall = FunctionLimits {
         wall_ms: 100,
         ..limits
@@ -233,6 +237,7 @@ fn a_tenant_is_limited_to_its_memory_budget() {
     let tenant = TestTenant::with_limits(&limits);
     tenant.deploy("probe", PROBE, FunctionLimits::default());
     let mut client = tenant.connect();
+    // The guest's memory grows until it exceeds the budget of the tenant (16 MiB).
     assert_eq!(
         client.get("probe", "/memory").fault(),
         fault(503, "host_busy")
@@ -261,7 +266,7 @@ fn a_truncated_body_is_reported_and_its_memory_is_released() {
         "POST /echo HTTP/1.1\r\nhost: f\r\njiffy-function: probe\r\ncontent-length: {length}\r\n\r\n"
     );
     let half = [head.as_bytes(), &whole[..length / 2]].concat();
-    // The responses together exceed the tenant's budget.
+    // The bodies together exceed the tenant's budget.
     for _ in 0..8 {
         let mut client = tenant.connect();
         client.send(&half);

@@ -100,6 +100,8 @@ fn slow_heads_and_silent_clients_take_no_slot() {
     tenant.deploy("good", &constant("good"), limits);
     let mut slow: Vec<_> = (0..50).map(|_| tenant.connect()).collect();
     for (number, client) in slow.iter_mut().enumerate() {
+        // A third of the clients stops within the head, a third stops within the body, and the
+        // others send nothing.
         match number % 3 {
             0 => client.send(b"GET / HTTP/1.1\r\nhost"),
             1 => client.send(
@@ -108,6 +110,7 @@ fn slow_heads_and_silent_clients_take_no_slot() {
             _ => {}
         }
     }
+    // Only one request may run, and none may wait. A slow client with a slot would cause errors.
     let mut client = tenant.connect();
     for _ in 0..20 {
         assert_eq!(client.get("good", "/").text(), "good");
@@ -132,6 +135,7 @@ fn an_oversized_or_invalid_head_is_rejected_and_the_server_continues() {
         let mut client = tenant.connect();
         client.try_send(head.as_bytes());
         let status = client.response().map(|answer| answer.status);
+        // The server may also end the connection without a response.
         assert!(
             status.is_none_or(|status| (400..500).contains(&status)),
             "{status:?}"

@@ -64,6 +64,7 @@ fn a_memory_of_a_slot_serves_one_function_after_another() {
             let users = users.entry(memory.data_ptr(&store).addr()).or_default();
             users.insert(number % FUNCTIONS);
         }
+        // There are fewer memories than functions, and each memory has served several functions.
         assert!(users.len() < FUNCTIONS, "{users:?}");
         assert!(users.values().all(|users| users.len() > 1), "{users:?}");
     }
@@ -77,6 +78,7 @@ fn a_guest_finds_marks_in_memory_data_globals_tables_and_sizes() {
         let binary = wat::parse_bytes(&guest.core()).unwrap().into_owned();
         let module = Module::new(&engine, binary).unwrap();
         let mut store = Store::new(&engine, ());
+        // The guest is never interrupted.
         store.set_epoch_deadline(1 << 40);
         let instance = Instance::new(&mut store, &module, &[]).unwrap();
         let memory = instance.get_memory(&mut store, "memory").unwrap();
@@ -85,6 +87,7 @@ fn a_guest_finds_marks_in_memory_data_globals_tables_and_sizes() {
         let (buffer, handle) = (buffer.unwrap(), handle.unwrap());
         let mut ask = || {
             let request = b"GET /xa";
+            // The request has seven bytes.
             let at = buffer.call(&mut store, 7).unwrap();
             let start = usize::try_from(at).unwrap();
             memory.write(&mut store, start, request).unwrap();
@@ -114,6 +117,7 @@ fn no_request_finds_a_mark_of_another() {
     let resident: Vec<_> = resident.collect();
     println!("resident KiB with {RESETS:?}: {resident:?}");
     if let [strict, fast] = resident[..] {
+        // The retained pages amount to more than 400 KiB.
         assert!(fast > strict + 400, "{fast} KiB, strict {strict} KiB");
     }
 }
@@ -201,5 +205,6 @@ fn no_request_finds_a_mark_while_memory_is_compacted() {
         pressure::while_compacting(|| search.run(&tenant));
         assert!(kernel_count("compact_migrate_scanned") > before);
     }
+    // The kernel has moved pages in at least one of the rounds.
     assert!(kernel_count("pgmigrate_success") > moved);
 }

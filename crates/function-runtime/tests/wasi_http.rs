@@ -87,7 +87,7 @@ fn each_method_of_a_request_is_its_case() {
         let other = if case == 9 { method } else { "" };
         assert_eq!(answer.text(), other);
     }
-    // No body follows.
+    // HEAD is case 1. No body follows, so only the head of the response is read.
     client.send(b"HEAD / HTTP/1.1\r\nhost: f\r\njiffy-function: f\r\nconnection: close\r\n\r\n");
     assert_eq!(client.status(), 221);
 }
@@ -252,6 +252,8 @@ const CONSUME: &str = "(call $consume (local.get $in) (global.get $R)) (call $ok
 
 #[test]
 fn a_body_is_read_to_its_end_and_can_be_taken_once() {
+    // A second `$consume` and a second `$stream` fail. The trailers are available (byte 0), without
+    // an error (bytes 8 and 16), and are `none` (byte 24). The handler answers with the body.
     let guest = Guest::new(
         &[],
         &format!(
@@ -287,7 +289,7 @@ fn a_body_is_read_to_its_end_and_can_be_taken_once() {
         let answer = send(&mut client, "POST", "", body.as_bytes());
         assert_eq!(answer.text(), body, "{}", guest.log());
     }
-    // In chunks, with a trailer.
+    // In chunks, with a trailer, which the handler does not receive.
     client.send(
         b"POST / HTTP/1.1\r\nhost: f\r\njiffy-function: f\r\ntransfer-encoding: chunked\r\n\
           trailer: x-t\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\nx-t: 1\r\n\r\n",
@@ -381,6 +383,7 @@ fn a_response_without_a_body_is_complete_whatever_its_header_says() {
 
 #[test]
 fn a_body_ends_with_trailers() {
+    // `$finish` has the option 1 (`some`) with the trailers. Byte 0 of its result is 0 for success.
     Guest::new(
         &[("name", "x-t"), ("one", "1"), ("text", "ok")],
         "(local.set $a (call $response (call $fields)))
@@ -459,6 +462,7 @@ fn parts_of_an_outgoing_request_are_checked_and_its_headers_are_fixed() {
 
 #[test]
 fn timeouts_of_an_outgoing_request_are_absent_until_they_are_set() {
+    // Each timeout is absent, then set, and then removed by the option 0 (`none`).
     let mut handler = "(local.set $a (call $options))\n".to_owned();
     for (name, value) in [
         ("connect", 1u64),

@@ -99,6 +99,7 @@ fn long_module() -> Vec<u8> {
     );
     let text = String::from_utf8(constant("new")).unwrap();
     let (last, items) = (text.rfind(')').unwrap(), function.repeat(500));
+    // Inserts 500 functions before the last parenthesis of the module.
     format!("{}{items})", &text[..last]).into_bytes()
 }
 
@@ -181,7 +182,8 @@ fn is_committed(step: DeployStep) -> bool {
     matches!(step, DeployStep::SyncDirectory | DeployStep::RemoveFile)
 }
 
-/// Returns the number of files of a record with `modules` modules.
+/// Returns the number of files of a record with `modules` modules: the record, and for each module
+/// its source and its machine code.
 fn files_of(modules: usize) -> usize {
     1 + 2 * modules
 }
@@ -299,11 +301,13 @@ async fn kill_other_processes(key: &str) {
                 );
                 1
             }
+            // The daemon starts another process, to load the version or for the next request.
             _ => {
                 deployed.unwrap();
                 2
             }
         };
+        // With one version, the deployment has failed, and the former version answers.
         let expected = ["former", "new"][versions - 1];
         assert_eq!(get(&functions, key).await, expected, "{victim:?} {step:?}");
         assert_eq!(

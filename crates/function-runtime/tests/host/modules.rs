@@ -184,6 +184,7 @@ async fn a_module_damaged_in_the_store_is_rejected_and_a_local_copy_is_used() {
         "{refused:?}"
     );
     assert!(b.find(KEY, NAME).is_err(), "no function was deployed");
+    // Host a has a local copy, and deploys it as version 2.
     let again = deploy_by_digest(&a, KEY, digest(&deployed)).await.unwrap();
     assert_eq!((again.answering, get(&a).await.as_str()), (2, "sound"));
 
@@ -209,6 +210,7 @@ async fn a_module_is_deployed_while_the_store_is_unavailable_and_uploaded_later(
     let a = hosts.open("a");
     let first = deploy(&a, "first").await;
     wait_until_stored(&a, &first).await;
+    // Without its directory, the store is unavailable.
     let away = hosts.0.path().join("away");
     std::fs::rename(hosts.bucket(), &away).unwrap();
     let second = deploy(&a, "second").await;
@@ -220,6 +222,7 @@ async fn a_module_is_deployed_while_the_store_is_unavailable_and_uploaded_later(
         let module = &record.version().unwrap().module;
         functions.is_stored(record.owner.as_deref(), module)
     };
+    // The host cannot find out whether the store has this module.
     let unknown = ModuleDigest::from(blake3::hash(b"unknown"));
     let refused = a.find_module(KEY, unknown).await;
     assert!(

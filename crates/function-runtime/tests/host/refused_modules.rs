@@ -35,6 +35,7 @@ async fn a_module_above_the_limit_is_rejected_during_the_upload() {
     let functions = open(directory.path());
     let mut upload = functions.upload().unwrap();
     let part = vec![0; 1 << 20];
+    // The upload reaches the limit exactly. The next byte exceeds it.
     for _ in 0..MAX_MODULE_BYTES >> 20 {
         upload.write(&part).unwrap();
     }

@@ -69,6 +69,7 @@ async fn a_deployment_reserves_disk_space_before_it_writes() {
     let refused = upload.write(&module);
     assert!(exceeds_quota(&refused), "{refused:?}");
     drop(upload);
+    // The module fits, but its machine code needs more than 4096 bytes.
     for left in [length, length + 4096] {
         let mut upload = functions.upload_of(KEY, room(left)).await.unwrap();
         upload.write(&module).unwrap();

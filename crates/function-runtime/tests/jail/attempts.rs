@@ -63,6 +63,8 @@ impl Host {
         let targets = self.targets(thread, open);
         let mut reached = Vec::new();
         for (name, number, arguments) in filter_attempts(&targets) {
+            // The filter denies a call with one of these errors. Another error comes from the
+            // kernel, which the call has reached.
             let errors = [libc::EPERM, libc::ENOSYS].map(|error| -i64::from(error));
             if !errors.contains(&result_of_call(thread, number, arguments)) {
                 reached.push(name.to_owned());
@@ -104,11 +106,14 @@ impl Host {
         let (root, in_root) = (text(c"/"), text(c"/new"));
         let new = self.directory.path().join("new");
         let new = put(format!("{}\0", new.to_str().unwrap()).as_bytes());
+        // A list of one argument, ended by a null pointer. `none` points to its end.
         let arguments = put(&[shell.to_ne_bytes(), [0; 8]].concat());
         let buffer = put(&[0; 256]);
+        // This is `struct iovec`: an address and a length of eight bytes.
         let range = put(&[buffer.to_ne_bytes(), 8u64.to_ne_bytes()].concat());
         let port = self.tcp.local_addr().unwrap().port().to_be_bytes();
         let family = |family: i32| u16::try_from(family).unwrap().to_ne_bytes();
+        // These are `sockaddr_in` and `sockaddr_un`. An abstract name starts with a zero byte.
         let inet = [&family(libc::AF_INET)[..], &port, &[127, 0, 0, 1], &[0; 8]];
         let name = self.unix_name.as_bytes();
         let unix = [&family(libc::AF_UNIX)[..], &[0], name].concat();
@@ -189,7 +194,8 @@ const SEIZE: u64 = libc::PTRACE_SEIZE as u64;
 const WRITE: u64 = (libc::O_CREAT | libc::O_WRONLY) as u64;
 const NEW_USER: u64 = libc::CLONE_NEWUSER as u64;
 
-/// Attempts that the filter denies.
+/// Attempts that the filter denies. Omitted arguments are zero, for example signal 0, which has no
+/// effect, and user 0 (root).
 fn filter_attempts(t: &Targets) -> Vec<Attempt> {
     let stream = libc::SOCK_STREAM as u64;
     let raw = libc::SOCK_RAW as u64;

@@ -198,6 +198,7 @@ impl TraceGuest {
     fn digest(self, at: u32, length: u32) -> u64 {
         let bytes: Vec<u8> = self.bytes(at, length).collect();
         bytes.chunks_exact(8).fold(0u64, |sum, word| {
+            // Like FNV-1a (with its prime number), but by words of eight bytes.
             (sum ^ u64::from_le_bytes(word.try_into().unwrap())).wrapping_mul(0x0100_0000_01b3)
         })
     }

@@ -10,7 +10,8 @@ const TEXTS: &[(&str, &str)] = &[("name", "x-a"), ("value", "v")];
 /// Maximum number of logged output bytes of a request.
 const MAX_LOGGED_BYTES: usize = 64 << 10;
 
-/// Handlers that exceed a limit in a call, by letter, with a part of the expected log entry.
+/// Handlers that exceed a limit in a call, by letter, with a part of the expected log entry. The
+/// log has `no free keys` if a component has too many handles.
 const TOO_FAR: [(char, &str, &str); 9] = [
     (
         'a',
@@ -106,7 +107,8 @@ const WAIT: (char, &str) = (
     "(call $block (call $timer (i64.const 3600000000000))) (call $done)",
 );
 
-/// Handler that reaches all limits without exceeding them.
+/// Handler that comes close to the limits without exceeding them. It creates and drops 10,000
+/// handles, retains 200 handles, appends a field of 60 KiB, and requests 64 KiB of random bytes.
 const FAR: (char, &str) = (
     'z',
     "(local.set $b (i32.const 10000))
@@ -171,7 +173,7 @@ fn a_component_that_exceeds_a_call_limit_is_terminated_with_a_log_entry() {
         assert!(logged.text.contains(reason), "{letter}: {}", logged.text);
         assert_eq!(client.get("f", "/z").text(), "ok", "after {letter}");
     }
-    // Heads of outgoing responses have a limit, too.
+    // Heads of requests have a limit, too (431 is Request Header Fields Too Large).
     let field = "x".repeat(200 << 10);
     let head = format!("GET /z HTTP/1.1\r\nhost: f\r\njiffy-function: f\r\nx-a: {field}\r\n\r\n");
     let mut client = tenant.connect();
@@ -228,6 +230,7 @@ fn a_component_of_too_many_instances_is_not_loaded() {
         let limits = FunctionLimits::default();
         tenant.process.load("f", &file, &compiled.1, limits)
     };
+    // A component may have 32 core instances.
     load(24).unwrap();
     let refused = load(40).unwrap_err().to_string();
     assert!(refused.contains("core module instances"), "{refused}");

@@ -359,6 +359,7 @@ fn outgoing_requests_have_the_specified_targets() {
     assert_eq!(answer.text(), format!("GET {}", "/".repeat(2000)));
     outgoing.pass("b");
     let heads = outgoing.origin.heads();
+    // One request of `g`, one of `l`, and two of `b`.
     assert_eq!(heads.len(), 4);
     for head in heads {
         let mut lines = head.lines();
@@ -371,6 +372,7 @@ fn invalid_outgoing_requests_are_rejected_with_their_code() {
     let outgoing = OutgoingGuest::new();
     outgoing.pass("ixuqnkmdh");
     let heads = outgoing.origin.heads();
+    // Only the handlers `d` and `h` send requests to the server.
     let paths: Vec<_> = heads.iter().map(|head| head.split(' ').nth(1)).collect();
     assert_eq!(paths, [Some("/twice"), Some("/other")]);
 }
@@ -379,12 +381,14 @@ fn invalid_outgoing_requests_are_rejected_with_their_code() {
 fn slow_and_truncated_responses_fail() {
     let outgoing = OutgoingGuest::new();
     outgoing.pass("sct");
+    // The lookup of the last request, which has failed by its timeout, may end.
     outgoing.go_on.send(()).unwrap();
 }
 
 #[test]
 fn dropped_incomplete_messages_have_no_effect() {
     let outgoing = OutgoingGuest::new();
+    // The second request shows that the first one has left nothing behind.
     outgoing.pass("rr");
     outgoing
         .guest
