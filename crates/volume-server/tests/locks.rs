@@ -146,6 +146,7 @@ fn locks_exclude_other_clients_until_they_are_unlocked_or_their_owner_or_client_
         a.lock(whole(1, READ)).unwrap();
         b.lock(whole(1, READ)).unwrap();
         reader.lock(whole(1, READ)).unwrap();
+        // A read-only client may not have exclusive locks.
         assert_eq!(reader.lock(whole(1, WRITE)), Err(libc::EBADF));
         assert_eq!(a.lock(whole(1, WRITE)), Err(libc::EAGAIN));
         reader.lock(whole(1, UNLOCK)).unwrap();
@@ -169,6 +170,8 @@ fn locks_exclude_other_clients_until_they_are_unlocked_or_their_owner_or_client_
     let found = b.request(4, opcode::GETLK, Lock(1, (0, 15), READ, 0));
     let found = found.unwrap().unwrap();
     let mut fields = Fields(&found);
+    // The conflicting lock of client a: its range, its kind, and no process id, because the process
+    // belongs to another client.
     assert_eq!((fields.u64().unwrap(), fields.u64().unwrap()), (10, 19));
     assert_eq!(fields.u32().unwrap().cast_signed(), WRITE);
     assert_eq!(fields.u32().unwrap(), 0);
@@ -235,6 +238,7 @@ fn a_client_cannot_hold_or_wait_for_unlimited_locks() {
     let (a, b) = (Client::new(&volume, false), Client::new(&volume, false));
     let byte = |at: u64, kind| Lock(1, (at, at), kind, 0);
     let mut held = 0;
+    // Ranges with gaps between them are not merged.
     while a.lock(byte(2 * held, WRITE)).is_ok() {
         held += 1;
     }
@@ -245,6 +249,7 @@ fn a_client_cannot_hold_or_wait_for_unlimited_locks() {
     let splits = (0..3000).filter(|at| a.lock(byte(2 * at + 1, UNLOCK)).is_ok());
     // Each unlock of a byte adds a range to the first one.
     assert_eq!(splits.count() as u64, MAX_LOCKS - 1);
+    // Client a still has the lock of byte 0.
     let waits = (0..1000).filter(|n| b.wait(100 + 2 * n, byte(0, WRITE)) == Ok(false));
     assert_eq!(waits.count(), MAX_WAITING);
     // Late replies that the client does not receive count as well.
@@ -255,6 +260,7 @@ fn a_client_cannot_hold_or_wait_for_unlimited_locks() {
         waits
     });
     assert_eq!(interrupted.count(), MAX_WAITING);
+    // A range that ends before its start, and unknown kinds.
     for bad in [
         Lock(1, (5, 4), WRITE, 0),
         Lock(1, (0, 0), 3, 0),
@@ -295,7 +301,10 @@ fn after_the_death_of_a_server_only_earlier_locks_are_granted_for_some_time() {
     a.lock(Lock(1, (0, END), WRITE, RECLAIM)).unwrap();
     assert_eq!(b.lock(Lock(4, (0, 0), READ, RECLAIM)), Err(libc::EAGAIN));
     assert_eq!(b.late(), (4, libc::EAGAIN));
+    // Earlier locks can be reclaimed for five seconds. The limit allows for the time before
+    // `begun`.
     assert!(begun.elapsed() > Duration::from_secs(3));
+    // Request 6 is for a lock of `flock`, which has no conflict. Request 2 waits for client a.
     assert_eq!(b.late(), (6, 0));
     a.close(opcode::FLUSH, 1);
     assert_eq!(b.late(), (2, 0));

@@ -123,12 +123,14 @@ fn a_removed_open_file_is_readable_until_its_client_forgets_it() {
         client.call(opcode::READ, node, &read(0, 100)).unwrap(),
         b"onetwo"
     );
+    // The client has received the node once, and forgets one reference.
     client
         .call(opcode::FORGET, node, &1_u64.to_le_bytes())
         .unwrap();
     let gone = client.call(opcode::READ, node, &read(0, 100));
     assert_eq!(gone, Err(libc::ESTALE));
     assert_eq!(client.volume.space().bytes, 0);
+    // The root remains.
     assert_eq!(client.volume.space().nodes, 1);
 }
 
@@ -156,6 +158,7 @@ fn a_read_only_session_changes_nothing_and_a_guest_has_no_requests_of_the_daemon
         );
     }
     call(&reader, opcode::LOOKUP, ROOT, b"a\0").unwrap();
+    // REPLACE is for the daemon only. OPEN is not supported, so that the kernel omits it.
     let mut body = node.to_le_bytes().to_vec();
     body.put_name(b"b");
     assert_eq!(client.call(opcode::REPLACE, ROOT, &body), Err(libc::ENOSYS));
@@ -166,7 +169,7 @@ fn a_read_only_session_changes_nothing_and_a_guest_has_no_requests_of_the_daemon
 fn malformed_requests_and_guessed_nodes_are_errors() {
     let client = Client::new();
     client.call(opcode::CREATE, ROOT, &create("a")).unwrap();
-    // A length that does not match, and a request that is too short.
+    // A request that is too short, and a length that does not match.
     let mut reply = Vec::new();
     client.session.answer(&[0; 12], &mut reply).unwrap_err();
     client.session.answer(&[255; 64], &mut reply).unwrap_err();

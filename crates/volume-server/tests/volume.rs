@@ -112,6 +112,7 @@ fn the_quota_is_never_exceeded_and_space_is_released_exactly() {
     let node = file(&volume, ROOT, "a");
     assert_eq!(used(), (0, 2));
     let full = vec![7; 1 << 20];
+    // The file would end one byte beyond the quota. Nothing is written.
     assert_eq!(volume.write(node, Some(1), &full), Err(Errno::EDQUOT));
     assert_eq!(used(), (0, 2));
     volume.write(node, Some(0), &full).unwrap();
@@ -128,6 +129,7 @@ fn the_quota_is_never_exceeded_and_space_is_released_exactly() {
     };
     volume.change(node, &shrink).unwrap();
     assert_eq!(used(), (8192, 2));
+    // Together with the root and the first file, 100 nodes.
     for number in 0..98 {
         file(&volume, ROOT, &format!("f{number}"));
     }
@@ -173,6 +175,7 @@ fn renames_have_the_effects_that_posix_requires() {
     rename((a, b"below"), (ROOT, b"b")).unwrap();
     assert_eq!(volume.lookup(ROOT, b"b").unwrap().node, below);
     assert_eq!(volume.attributes(b), Err(Errno::ESTALE));
+    // Two links of each directory, and one of each directory below it: `a` and `b`.
     assert_eq!(volume.attributes(ROOT).unwrap().links, 4);
     assert_eq!(volume.attributes(a).unwrap().links, 2);
     let (x, y) = (file(&volume, a, "x"), file(&volume, below, "y"));
@@ -185,8 +188,10 @@ fn renames_have_the_effects_that_posix_requires() {
     assert_eq!(volume.lookup(a, b"x").unwrap().node, y);
     volume.link(y, ROOT, b"second", false).unwrap();
     assert_eq!(volume.attributes(y).unwrap().links, 2);
+    // Both names are links of the same file, so the rename has no effect.
     rename((ROOT, b"second"), (a, b"x")).unwrap();
     assert_eq!(volume.lookup(ROOT, b"second").unwrap().node, y);
+    // The renamed file replaces one of the two links.
     rename((below, b"y"), (a, b"x")).unwrap();
     assert_eq!(volume.attributes(y).unwrap().links, 1);
     assert_eq!(volume.lookup(a, b"x").unwrap().node, x);
@@ -233,6 +238,7 @@ fn an_image_has_all_files_and_attributes_and_a_damaged_one_is_rejected() {
     assert_eq!(copy.space(), volume.space());
     for (name, node, data) in &nodes {
         let found = copy.lookup(ROOT, name.as_bytes()).unwrap();
+        // The number of blocks on the disk and the time of the last access may differ.
         let expected = Attributes {
             blocks: found.blocks,
             accessed: found.accessed,
@@ -272,5 +278,6 @@ fn an_image_has_all_files_and_attributes_and_a_damaged_one_is_rejected() {
         image.write_all_at(&before, at).unwrap();
     }
     let target = tempfile::tempdir().unwrap();
+    // The image has one byte more than permitted.
     unpack(&image, target.path(), head.bytes - 1).unwrap_err();
 }

@@ -50,7 +50,9 @@ fn volumes_are_found_by_their_owner_only_and_tokens_belong_to_one_volume() {
         Some(mine.clone())
     );
     assert_eq!(volumes.authenticate(&other.id, &token).unwrap(), None);
+    // A part of the token is not valid.
     assert_eq!(volumes.authenticate(&mine.id, &token[1..]).unwrap(), None);
+    // The log of the database contains its latest changes, among them the encrypted token.
     let database = std::fs::read(home.path().join("volumes.db-wal")).unwrap();
     let is_plain = database
         .windows(token.len())
@@ -84,6 +86,7 @@ fn files_are_written_listed_read_and_removed() {
         upload.write(content)?;
         upload.finish()
     };
+    // Without `force`, missing directories are not created.
     let missing = write("/a/b/c", b"x", false).unwrap_err();
     assert_eq!(missing.kind(), FileErrorKind::NotFound);
     let content: Vec<u8> = (0..700_000_u32).map(|n| n.to_le_bytes()[0]).collect();
@@ -139,6 +142,7 @@ fn files_are_written_listed_read_and_removed() {
             ("/a/b/c", EntryKind::File)
         ]
     );
+    // More entries than the server reads from its catalog at once (128).
     for number in 0..600 {
         let name = format!("/a/many/{number}");
         write(&name, b"", true).unwrap();
@@ -146,6 +150,7 @@ fn files_are_written_listed_read_and_removed() {
     assert_eq!(files().list(&path("/a/many"), 1).unwrap().len(), 600);
     files().remove(&path("/a")).unwrap();
     assert!(files().list(&path("/"), 9).unwrap().is_empty());
+    // The volume has 8 MiB.
     let full = write("/big", &vec![0; 9 << 20], false).unwrap_err();
     assert_eq!(full.kind(), FileErrorKind::Full);
     for bad in ["/../x", "a/../b", "a\0b", &"x".repeat(300)] {
@@ -198,6 +203,7 @@ fn a_session_ends_with_invalid_messages_or_a_later_session_of_its_mount_only() {
         let mut rest = Vec::new();
         // The connection ends, with or without an error.
         let _ = hostile.read_to_end(&mut rest);
+        // At most the header of a reply (16 bytes) arrives.
         assert!(rest.len() <= 16, "{rest:?}");
     }
     // A length that is valid, and a body of which the client never sends the rest.
@@ -207,5 +213,6 @@ fn a_session_ends_with_invalid_messages_or_a_later_session_of_its_mount_only() {
     let mut watch = host.servers().watch(&volume).unwrap();
     assert_eq!(host.servers().watch(&volume).unwrap().server, watch.server);
     host.remove(&volume).unwrap();
+    // The server has ended together with its volume, which closes the connection.
     assert_eq!(watch.connection.read(&mut [0]).unwrap(), 0);
 }
