@@ -97,8 +97,7 @@ async fn foreign_ids_and_names_are_answered_like_unknown_ones() {
         for ((method, path, body), (_, other, other_body)) in real.into_iter().zip(made_up) {
             let real = api.call_as(&mallory, method, &path, body).await;
             let unknown = api.call_as(&mallory, method, &other, other_body).await;
-            let without_id =
-                |answer: &Answer, id: &str| answer.body.to_string().replace(id, "ID");
+            let without_id = |answer: &Answer, id: &str| answer.body.to_string().replace(id, "ID");
             assert_eq!(
                 (real.status, without_id(&real, theirs)),
                 (unknown.status, without_id(&unknown, nothing)),

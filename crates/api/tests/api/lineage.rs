@@ -194,7 +194,8 @@ async fn pruned_ancestors_remain_as_one_removed_node() {
             .expect(204);
     }
     let found = lineage(&api, admin, &format!("sandboxID={agent}")).await;
-    // The sandbox, `first`, `last`, and one node for both removed snapshots, with the id of `third`.
+    // The sandbox, `first`, `last`, and one node for both removed snapshots, with the id of
+    // `third`.
     assert_eq!(ids(&found).len(), 4, "{found}");
     let removed = node(&found, &third);
     assert_eq!(removed["state"], "removed");

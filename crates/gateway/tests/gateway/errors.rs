@@ -437,7 +437,8 @@ async fn a_connection_is_reused_after_a_request_was_rejected_before_its_body() {
         let answers = client.rest().await;
         assert!(answers.starts_with("HTTP/1.1 502 "), "{answers}");
         assert!(answers.ends_with("control plane"), "{answers}");
-        // Only the second answer closes the connection, because its request has `Connection: close`.
+        // Only the second answer closes the connection, because its request has
+        // `Connection: close`.
         assert_eq!(answers.matches("connection: close").count(), 1, "{answers}");
     }
 }
@@ -460,7 +461,7 @@ async fn a_rejected_client_that_withholds_its_body_gets_connection_close() {
 }
 
 #[tokio::test]
-async fn only_a_get_is_answered_after_its_client_has_stopped_sending() {
+async fn a_client_that_stops_sending_gets_the_control_planes_answer() {
     let setup = Setup::new(&Guests::default()).await;
     // A client that closes its sending side may have disconnected. The control plane then completes
     // only requests that change nothing (GET and HEAD).

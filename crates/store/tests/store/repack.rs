@@ -118,8 +118,8 @@ async fn an_interrupted_rewrite_loses_no_chunk() {
         assert_same(&other, &tenant, pushed.root, &more).await;
         let stats = other.stats(&tenant).await.unwrap();
         assert_eq!(stats.condemned, 0);
-        // A pack of which less than half is dead (`repack_percent`) is not repacked. 4000 bytes suffice
-        // for headers and indexes.
+        // A pack of which less than half is dead (`repack_percent`) is not repacked. 4000 bytes
+        // suffice for headers and indexes.
         let usage = other.chunk_usage(&tenant, &|_, _, _| {}).await.unwrap();
         assert!(
             stats.pack_bytes < usage.stored_bytes * 2 + 4000,

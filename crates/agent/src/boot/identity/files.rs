@@ -22,9 +22,9 @@ const MAX_HOSTS_BYTES: u64 = 4 << 20;
 /// Directory in which E2B's clients and templates search for the labels of the sandbox.
 const LABELS_LINK: &str = "/run/e2b";
 
-/// Writes each label to a file named after its variable. The files are below `/run/jiffy` ([`HOME`]),
-/// which is a file system of its own, so that a full `/run` does not matter. [`LABELS_LINK`] is a
-/// symbolic link to their directory.
+/// Writes each label to a file named after its variable. The files are below `/run/jiffy`
+/// ([`HOME`]), which is a file system of its own, so that a full `/run` does not matter.
+/// [`LABELS_LINK`] is a symbolic link to their directory.
 pub fn write_labels(labels: &SandboxLabels) -> io::Result<()> {
     // Only process 1 owns the file system. In tests, the agent is an ordinary process of a host.
     if std::process::id() != 1 {
