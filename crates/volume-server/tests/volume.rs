@@ -112,7 +112,7 @@ fn the_quota_is_never_exceeded_and_space_is_released_exactly() {
     let node = file(&volume, ROOT, "a");
     assert_eq!(used(), (0, 2));
     let full = vec![7; 1 << 20];
-    // The file would end one byte beyond the quota. Nothing is written.
+    // The file would end one byte beyond the quota, so no byte is written.
     assert_eq!(volume.write(node, Some(1), &full), Err(Errno::EDQUOT));
     assert_eq!(used(), (0, 2));
     volume.write(node, Some(0), &full).unwrap();
