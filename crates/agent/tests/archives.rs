@@ -430,6 +430,7 @@ async fn a_file_that_changes_while_it_is_read_leaves_the_archive_whole() {
     .unwrap();
     let back = fs::File::open(agent.path("back/shrinks")).unwrap();
     assert_eq!(back.metadata().unwrap().len(), 30_000_000);
+    // The missing rest of a file that has shrunk is filled with zeros.
     let mut last = [9];
     back.read_exact_at(&mut last, 29_999_999).unwrap();
     assert_eq!(last, [0]);

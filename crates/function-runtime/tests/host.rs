@@ -216,6 +216,7 @@ async fn an_owner_has_a_thousand_functions_at_most() {
     let other = deploy_module(&functions, None, "more", &module).await;
     other.unwrap();
     functions.remove(KEY, "f1").await.unwrap();
+    // The limit no longer applies. The module is rejected because it is empty.
     let refused = more().await;
     assert!(
         matches!(refused, Err(FunctionError::Module(_))),
@@ -443,6 +444,7 @@ async fn a_scheduled_function_is_called_at_its_times() {
     let module = wat::parse_str(LOGGING).unwrap();
     upload.write(&module).unwrap();
     let changes = DeployChanges {
+        // Once a year, on the first of January.
         schedule: Some("0 0 1 1 *".to_owned()),
         ..DeployChanges::default()
     };
@@ -457,6 +459,7 @@ async fn a_scheduled_function_is_called_at_its_times() {
     }
     assert_eq!(status().last_ms, Some(next));
     let logs = functions.logs(KEY, NAME, 0, Duration::ZERO).await.unwrap();
+    // The function logs the scheduled request that it receives.
     let request: Vec<_> = logs.0.iter().map(|entry| entry.text.as_str()).collect();
     let expected = "POST /\nhost: localhost\njiffy-schedule: 0 0 1 1 *\n";
     assert!(request.concat().starts_with(expected), "{request:?}");

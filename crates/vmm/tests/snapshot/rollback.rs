@@ -238,6 +238,7 @@ fn a_rollback_to_an_unsuitable_snapshot_is_rejected() {
         assert_eq!(vm.status()[GREETINGS], greetings, "its connections broke");
         vm.verify();
     }
+    // This snapshot was taken before the guest had any marks.
     vm.roll_back(&own).unwrap();
     assert_eq!(vm.run_command("marks"), "none");
     vm.verify();
