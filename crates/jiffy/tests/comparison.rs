@@ -132,8 +132,10 @@ fn many_changed_files_are_compared_within_seconds() {
     assert_eq!(found["incomplete"], false);
     assert!(found["summary"]["changed"]["count"].as_u64().unwrap() >= 5000);
     eprintln!(
-        "compared {FILES} changed files in {} ms, after {} ms for the start of two guests",
-        found["compareMs"], found["startMs"]
+        "compared {FILES} files, {} of them changed, in {} ms, after {} ms for the start of two guests",
+        FILES / 10,
+        found["compareMs"],
+        found["startMs"]
     );
     // The target on an idle host is 2 s.
     assert!(found["compareMs"].as_f64().unwrap() < 20_000.0);
