@@ -110,6 +110,12 @@ impl SlotConfig {
         names.iter().filter_map(number).collect()
     }
 
+    /// Returns whether two policies have the same table. They can differ in parts that the table
+    /// does not contain: the owner, or names to which the proxy connects.
+    pub fn has_same_table(&self, one: &EgressPolicy, other: &EgressPolicy) -> bool {
+        one == other || self.script(one) == self.script(other)
+    }
+
     /// Returns the script of the table that enforces `policy`.
     fn script(&self, policy: &EgressPolicy) -> String {
         policy.script(self.connections, self.logs_refusals)

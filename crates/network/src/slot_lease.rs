@@ -51,8 +51,8 @@ pub struct SlotLease {
     pub(crate) proxy: Mutex<Option<NameProxy>>,
     /// Private network to which the slot is linked, and the guest's address in it.
     pub(crate) joined: Mutex<Option<(NetworkId, Ipv4Addr)>>,
-    /// Policy enforced by the slot's table. `None` if unknown. Locked while the policy is replaced,
-    /// so that replacements are serialised.
+    /// Policy that the slot's table enforces. `None` if unknown. Locked while the policy is
+    /// replaced, so that replacements are serialised.
     pub(crate) enforced: tokio::sync::Mutex<Option<EgressPolicy>>,
     /// Policy of the DNS server and the proxy. `None` until the first [`Self::replace`] assigns
     /// rules to the guest.
@@ -155,12 +155,17 @@ impl SlotLease {
         if let Some((membership, network)) = &membership {
             self.join(network, membership.address).await?;
         }
-        if enforced.as_ref() != Some(&policy) {
+        // The kernel needs some milliseconds to replace a table. Retain an equal table: the tables
+        // of prepared slots suit all sandboxes without rules of their own.
+        let is_enforced = enforced
+            .as_ref()
+            .is_some_and(|former| self.state.config.has_same_table(former, &policy));
+        if !is_enforced {
             let (config, number) = (self.state.config.clone(), self.number);
             let new = policy.clone();
             blocking(move || slot::enforce(&config, number, &new)).await?;
-            *enforced = Some(policy.clone());
         }
+        *enforced = Some(policy.clone());
         // Members find the guest by its name once it accepts their packets.
         if let Some((membership, network)) = &membership {
             self.state.networks.set(network, self.number, membership);

@@ -194,3 +194,32 @@ fn an_error_names_the_failed_change() {
         );
     }
 }
+
+#[test]
+fn sandboxes_of_all_owners_without_rules_use_the_table_of_prepared_slots() {
+    let config = config(true);
+    let policy = |rules: &NetworkRules| crate::test_slot::policy(rules, true);
+    let owned = NetworkRules {
+        owner: Some("key".to_owned()),
+        ..NetworkRules::default()
+    };
+    let rules = policy(&owned);
+    assert_ne!(rules, config.default_policy);
+    assert!(config.has_same_table(&rules, &config.default_policy));
+    for other in [
+        NetworkRules {
+            internet: false,
+            ..owned.clone()
+        },
+        NetworkRules {
+            deny_out: vec!["9.9.9.9".to_owned()],
+            ..owned.clone()
+        },
+        NetworkRules {
+            egress_mbps: Some(1),
+            ..owned
+        },
+    ] {
+        assert!(!config.has_same_table(&policy(&other), &config.default_policy));
+    }
+}
