@@ -16,19 +16,24 @@ pub fn confine(host: &mut Host, options: &ConfinementOptions) -> anyhow::Result<
     } else {
         tracing::warn!("jail disabled: VMMs run as this user, with a system call filter only");
     }
-    let cgroups = match (options.cgroups, Cgroups::find()) {
-        (FeatureMode::Off, _) => None,
-        (_, Ok(Some(cgroups))) => Some(cgroups),
-        (FeatureMode::Auto, Ok(None)) => {
-            tracing::info!("control groups disabled: the host has no memory or pids controller");
-            None
-        }
-        (FeatureMode::Auto, Err(e)) => {
-            tracing::warn!(error = %e, "control groups disabled: VMM processes are not limited");
-            None
-        }
-        (FeatureMode::On, cgroups) => {
-            let cgroups = cgroups.context("cannot limit VMMs on this host")?;
+    let cgroups = match options.cgroups {
+        // Do not open the groups: closing them waits for the groups of other daemons.
+        FeatureMode::Off => None,
+        FeatureMode::Auto => match Cgroups::find() {
+            Ok(Some(cgroups)) => Some(cgroups),
+            Ok(None) => {
+                tracing::info!(
+                    "control groups disabled: the host has no memory or pids controller"
+                );
+                None
+            }
+            Err(e) => {
+                tracing::warn!(error = %e, "control groups disabled: VMM processes are not limited");
+                None
+            }
+        },
+        FeatureMode::On => {
+            let cgroups = Cgroups::find().context("cannot limit VMMs on this host")?;
             Some(cgroups.context("this host has no memory or pids controller")?)
         }
     };

@@ -52,6 +52,22 @@ fn a_removed_front_remains_removed_under_the_next_coordinator() {
 }
 
 #[test]
+fn the_first_member_of_a_new_fleet_is_the_coordinator_at_once() {
+    let mut fleet = Fleet::empty(2);
+    fleet.start(H2, 2);
+    fleet.advance(5_000);
+    assert_eq!(fleet.record.term, Term(1), "another member waits");
+    fleet.start(H1, 1);
+    fleet.wait(500, |fleet| fleet.record.term == Term(2));
+    assert_eq!(fleet.record.coordinator, H1);
+    fleet.wait(4_000, |fleet| fleet.authority(H1).is_some());
+    // After a restart, an acknowledgement of its former process may still be in use.
+    fleet.start(H1, OTHER_BOOT);
+    fleet.advance(9_000);
+    assert_eq!(fleet.record.term, Term(2));
+}
+
+#[test]
 fn authority_ends_10_s_after_the_last_acknowledged_heartbeat() {
     let mut fleet = Fleet::new(3);
     fleet.has_store = false;

@@ -16,9 +16,9 @@ use crate::{
     StoreRecords,
 };
 use jiffy_fleet_core::record::{
-    Capacity, MemberRow, MemberState, ObjectRecords, Root, ShardRecord,
+    Capacity, MemberRow, MemberState, ObjectRecords, Root, ShardRecord, TableIndex,
 };
-use jiffy_fleet_core::{Epoch, FleetId, MemberId, ShardId};
+use jiffy_fleet_core::{Epoch, FleetId, MemberId, ShardId, Term};
 use jiffy_store::host::RemoteStore;
 use jiffy_store::{StoreUrl, Tenant};
 use std::net::SocketAddr;
@@ -28,6 +28,8 @@ use std::time::SystemTime;
 
 /// Characters of fleet ids: without characters that are easily confused.
 const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
+/// Term of the first records. The term counts the coordinators of a fleet.
+const FIRST_TERM: Term = Term(1);
 
 /// Options of `jiffy fleet init`.
 #[derive(Debug, Clone)]
@@ -70,25 +72,29 @@ pub async fn check_storage(
     options: &InitOptions,
     remote: &RemoteStore,
 ) -> Result<InitChecks, SetupError> {
-    let records: Arc<dyn Records> = Arc::new(StoreRecords::new(remote.shared.backend()));
-    let store = check(&records, CheckOptions::default())
-        .await
-        .map_err(|error| match error {
+    let store = async {
+        let records: Arc<dyn Records> = Arc::new(StoreRecords::new(remote.shared.backend()));
+        let checked = check(&records, CheckOptions::default()).await;
+        checked.map_err(|error| match error {
             RecordError::Unsuitable(reason) => SetupError::Store {
                 url: options.store.to_string(),
                 reason,
             },
             error => error.into(),
-        })?;
-    let etcd = match &options.etcd {
-        None => None,
-        Some(settings) => {
-            let etcd = EtcdRecords::new(settings)?;
-            let warnings = etcd.warnings().await?;
-            let records: Arc<dyn Records> = Arc::new(etcd);
-            Some((check(&records, CheckOptions::default()).await?, warnings))
-        }
+        })
     };
+    let etcd = async {
+        let Some(settings) = &options.etcd else {
+            return Ok(None);
+        };
+        let etcd = EtcdRecords::new(settings)?;
+        let warnings = etcd.warnings().await?;
+        let records: Arc<dyn Records> = Arc::new(etcd);
+        let report = check(&records, CheckOptions::default()).await?;
+        Ok::<_, SetupError>(Some((report, warnings)))
+    };
+    // The checks of two servers mostly wait, so they run at the same time.
+    let (store, etcd) = tokio::try_join!(store, etcd)?;
     Ok(InitChecks { store, etcd })
 }
 
@@ -149,6 +155,10 @@ pub async fn create_fleet(
         shard(&settings, facts)?.encode()?,
     )
     .await?;
+    // With an index, a member knows after its first read that the tables are empty. Without one,
+    // the start of its API waits for rows.
+    let index = TableIndex::new(settings.fleet.clone(), FIRST_TERM, settings.member);
+    create(&sealed, "fleet/tables/index", index.encode()?).await?;
     let host = HostRecord {
         version: 1,
         member: settings.member,

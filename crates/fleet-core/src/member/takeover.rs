@@ -175,7 +175,10 @@ impl Member {
         let due = since
             .plus(timing.unchanged + rank * timing.rank)
             .max(self.acknowledged.plus(timing.unacknowledged));
-        if now < due {
+        // The record of a new fleet names its first member, but no process has been the coordinator
+        // yet. No acknowledgement of a former coordinator can be in use.
+        let is_new = observed.record.is_new() && observed.record.coordinator == self.config.id;
+        if now < due && !is_new {
             self.next_read = self.next_read.min(due);
             return;
         }

@@ -190,6 +190,12 @@ impl ShardRecord {
         }
     }
 
+    /// Returns whether no coordinator has replaced the record since the creation of the fleet.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.term == Term(1) && self.seq == 1
+    }
+
     /// Returns the row of a member.
     #[must_use]
     pub fn row(&self, id: MemberId) -> Option<&MemberRow> {

@@ -5,6 +5,7 @@ use jiffy_fleet::init::{check_host, create_fleet};
 use jiffy_fleet::settings::Settings;
 use jiffy_fleet::{FleetAccess, SetupError};
 use jiffy_fleet_core::MemberId;
+use jiffy_fleet_core::record::TableIndex;
 use std::os::unix::fs::MetadataExt;
 
 #[tokio::test]
@@ -20,6 +21,11 @@ async fn a_fleet_starts_with_its_first_member() {
         (settings.cpu_level.as_ref(), access.root.cpu_level),
         (None, 3)
     );
+    // The tables of keys and templates are known to be empty.
+    let key = "fleet/tables/index".parse().unwrap();
+    let index = access.records.get(&key).await.unwrap().unwrap();
+    let index = TableIndex::decode(&index.content, &settings.fleet).unwrap();
+    assert!(index.number > 0 && index.pending.is_empty());
     // The same records and secrets after a restart.
     let again = FleetAccess::open(&settings, &home, &lab.remote(&home))
         .await

@@ -3,6 +3,7 @@
 
 use super::{ImageSum, Images, MAX_MANIFEST_BYTES, entry_name, import_images};
 use crate::file::OnPath;
+use crate::images::ImageStore;
 use crate::import::{ImportError, check_name};
 use crate::progress::Progress;
 use crate::template_model::{
@@ -70,8 +71,16 @@ impl TemplateFiles {
             (check_name(&name, visibility)?, visibility, true)
         };
         // All files are opened first, so that a missing file is found before any image is copied.
-        let mut files = Vec::new();
+        // An image that this host has is not requested. It is locked until the end of the import,
+        // so that it is not removed meanwhile.
+        let store = ImageStore::new(&templates.home);
+        let (mut files, mut existing) = (Vec::new(), Vec::new());
         for sum in &parsed.images {
+            if let Ok(image) = store.open(sum) {
+                existing.push(image);
+                files.push(None);
+                continue;
+            }
             let name = entry_name(sum);
             let file = open(&name).map_err(|e| ImportError::image(format!("{name}: {e}")))?;
             let bytes = file.metadata().on("examine", Path::new(&name))?.len();
@@ -80,7 +89,7 @@ impl TemplateFiles {
                     "the size of {name} differs from its manifest"
                 )));
             }
-            files.push(file);
+            files.push(Some(file));
         }
         let mut files = files.into_iter();
         let images = Images {
@@ -104,6 +113,7 @@ impl TemplateFiles {
             images,
             on_progress,
         )?;
+        drop(existing);
         Ok((imported, published))
     }
 
@@ -116,13 +126,16 @@ impl TemplateFiles {
 
 /// Reader of a file from its start, independent of the position of its descriptor.
 struct FromStart {
-    file: File,
+    /// `None` for an image that exists, which is not read.
+    file: Option<File>,
     offset: u64,
 }
 
 impl Read for FromStart {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(buffer, self.offset)?;
+        let file = self.file.as_ref();
+        let file = file.ok_or_else(|| io::Error::other("the image was removed meanwhile"))?;
+        let read = file.read_at(buffer, self.offset)?;
         self.offset += read as u64;
         Ok(read)
     }
