@@ -21,6 +21,7 @@ mod key;
 mod lineage;
 mod network;
 mod parts;
+mod recipe;
 mod sandbox;
 mod sandbox_info;
 mod sandbox_requests;
@@ -89,13 +90,14 @@ pub use network::{
     SandboxNetwork,
 };
 pub use parts::{Moment, Unsupported};
+pub use recipe::{Recipe, RecipeBuild, RecipeState};
 pub use sandbox::{
     Forked, JiffyFields, Lifecycle, ListedSandbox, Promoted, RollbackStatus, RolledBack, Sandbox,
     SandboxDetail, VolumeMount, Waited,
 };
 pub use sandbox_info::{
-    BrokenBy, OnTimeout, OperationStep, OperationSteps, SandboxInfo, SandboxState, SandboxSteps,
-    SandboxTerms, StateName,
+    BrokenBy, OnTimeout, OperationStep, OperationSteps, PauseCause, SandboxInfo, SandboxState,
+    SandboxSteps, SandboxTerms, StateName,
 };
 pub use sandbox_requests::{
     AutoResume, ChangeSandbox, ConnectSandbox, ForkSandbox, MAX_AUTHORITIES_BYTES, MAX_NAME,

@@ -113,6 +113,9 @@ pub struct ListedSandbox {
     /// lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// Reason why the host could not serve the sandbox's disk. Its programs received I/O errors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_failure: Option<String>,
     #[serde(flatten)]
     pub added: JiffyFields,
 }
@@ -150,9 +153,6 @@ pub struct SandboxDetail {
     /// Content of the pause. Absent if the sandbox is not paused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause_mode: Option<SnapshotContent>,
-    /// Reason why the host could not serve the sandbox's disk. Its programs received I/O errors.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub disk_failure: Option<String>,
 }
 
 /// Behaviour of a sandbox at its timeout.

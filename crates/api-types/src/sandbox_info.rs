@@ -51,6 +51,16 @@ impl BrokenBy {
     }
 }
 
+/// Cause of a pause that no request has caused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseCause {
+    /// The timeout of the sandbox was over.
+    Timeout,
+    /// The sandbox was not used for its idle timeout.
+    Idle,
+}
+
 /// State of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -245,6 +255,9 @@ pub struct SandboxInfo {
     /// Content of the pause. Absent if the sandbox is not paused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_mode: Option<SnapshotContent>,
+    /// Cause of the pause. Absent if the sandbox is not paused, or a request paused it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_cause: Option<PauseCause>,
     /// Sandbox that this sandbox was forked from.
     pub forked_from: Option<String>,
     /// Origin of the guest.

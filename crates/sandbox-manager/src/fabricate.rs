@@ -124,6 +124,7 @@ impl From<FabricatedSandbox> for Sandbox {
             id: fabricated.id,
             name: fabricated.name,
             state: SandboxState::Paused,
+            pause_cause: None,
             template: fabricated.template,
             size: SandboxSize::default(),
             env: BTreeMap::new(),

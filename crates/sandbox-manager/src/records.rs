@@ -12,7 +12,8 @@ use crate::sandbox_settings::SandboxSettings;
 use crate::snapshot::Snapshot;
 use crate::store_copies::StoreCopies;
 use jiffy_api_types::{
-    BootMode, BrokenBy, SandboxSize, SandboxState, SnapshotContent, SnapshotPurpose, StateName,
+    BootMode, BrokenBy, PauseCause, SandboxSize, SandboxState, SnapshotContent, SnapshotPurpose,
+    StateName,
 };
 use jiffy_engine_api::MICROVM;
 use jiffy_proto::agent::SiteSettings;
@@ -37,6 +38,8 @@ pub(crate) struct SandboxRecord<'a> {
     cause: Option<Text<'a>>,
     #[serde(default, skip_serializing_if = "is_guest_end")]
     broken_by: BrokenBy,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pause_cause: Option<PauseCause>,
     template: Text<'a>,
     vcpus: u8,
     memory_mib: u32,
@@ -92,6 +95,7 @@ impl<'a> From<&'a Sandbox> for SandboxRecord<'a> {
             state: sandbox.state.kind(),
             cause,
             broken_by,
+            pause_cause: sandbox.pause_cause,
             template: Cow::Borrowed(&sandbox.template),
             vcpus: sandbox.size.vcpus,
             memory_mib: sandbox.size.memory_mib,
@@ -133,6 +137,7 @@ impl TryFrom<SandboxRecord<'_>> for Box<Sandbox> {
             id: record.id.into_owned(),
             name: owned(record.name),
             state,
+            pause_cause: record.pause_cause,
             template: record.template.into_owned(),
             size: SandboxSize {
                 vcpus: record.vcpus,

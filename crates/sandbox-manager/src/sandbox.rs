@@ -3,7 +3,7 @@
 use crate::lineage_record::Rollback;
 use crate::records::SandboxRecord;
 use crate::sandbox_settings::SandboxSettings;
-use jiffy_api_types::{BootMode, BrokenBy, SandboxInfo, SandboxSize, SandboxState};
+use jiffy_api_types::{BootMode, BrokenBy, PauseCause, SandboxInfo, SandboxSize, SandboxState};
 use jiffy_engine_api::{ExitReason, NetworkRules, Workload};
 use std::collections::BTreeMap;
 
@@ -16,6 +16,8 @@ pub struct Sandbox {
     pub(crate) name: Option<String>,
     /// State.
     pub(crate) state: SandboxState,
+    /// Cause of the pause. `None` if a request paused the sandbox, or the sandbox is not paused.
+    pub(crate) pause_cause: Option<PauseCause>,
     /// Template that the sandbox descends from.
     pub(crate) template: String,
     /// Resources.
@@ -202,6 +204,7 @@ impl Sandbox {
 
 impl From<Sandbox> for SandboxInfo {
     fn from(record: Sandbox) -> Self {
+        let is_paused = record.state == SandboxState::Paused;
         Self {
             id: record.id,
             name: record.name,
@@ -216,6 +219,7 @@ impl From<Sandbox> for SandboxInfo {
             snapshot: record.snapshot,
             // Only the catalog of snapshots has this value. The caller sets it.
             pause_mode: None,
+            pause_cause: record.pause_cause.filter(|_| is_paused),
             forked_from: record.forked_from,
             boot_mode: record.boot_mode,
             engine: record.engine,

@@ -118,6 +118,7 @@ impl App {
                 .map(VolumeMount::from)
                 .collect(),
             host: self.host_of(sandbox),
+            disk_failure: self.sandboxes.observe().disk_failure(sandbox.id()),
             added: self.added(caller, sandbox),
         }
     }
@@ -152,7 +153,6 @@ impl App {
                 auto_resume: settings.auto_resume,
             },
             pause_mode: self.pause_mode(sandbox),
-            disk_failure: observed.disk_failure(sandbox.id()),
         }
     }
 }

@@ -29,6 +29,7 @@ fn sandbox(id: &str) -> Sandbox {
         forked_from: None,
         started_from: None,
         rollbacks: Vec::new(),
+        pause_cause: None,
         boot_mode: None,
         engine: Some("microvm".into()),
         boot_ms: Some(1.5),

@@ -247,6 +247,7 @@ impl Sandboxes {
             id: new_id()?,
             name: new.name,
             state: SandboxState::Creating,
+            pause_cause: None,
             template: new.template,
             size: new.size,
             env: new.env,

@@ -337,6 +337,7 @@ impl SandboxEntry {
     pub fn record_in(&self, state: SandboxState) -> Sandbox {
         Sandbox {
             state,
+            pause_cause: None,
             changed_ms: now_ms(),
             ..self.record()
         }

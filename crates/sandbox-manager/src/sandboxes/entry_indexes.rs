@@ -268,6 +268,7 @@ mod tests {
             forked_from: None,
             started_from: Some("o".to_owned()),
             rollbacks: Vec::new(),
+            pause_cause: None,
             boot_mode: None,
             engine: None,
             boot_ms: None,

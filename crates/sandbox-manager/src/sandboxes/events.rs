@@ -4,7 +4,7 @@
 use super::{OperationError, Sandboxes};
 use crate::operation_error::ErrorKind;
 use crate::sandbox::Sandbox;
-use jiffy_api_types::{EventType, SandboxState};
+use jiffy_api_types::{EventType, PauseCause, SandboxState};
 use jiffy_engine_api::{now_ms, steps};
 use jiffy_event_log::{Event, EventFeed};
 
@@ -31,6 +31,25 @@ fn event(kind: EventType, sandbox: &Sandbox) -> Event {
         name: sandbox.name.clone(),
         template: Some(sandbox.template.clone()),
         ..Event::new(kind)
+    }
+}
+
+/// Returns the cause of a pause or a kill. If `cause` is `None`, no request is in flight, and the
+/// deadline of `before` has passed, the timeout is the cause.
+fn end_cause(before: &Sandbox, cause: Option<&'static str>) -> Option<&'static str> {
+    let is_over = before
+        .deadline_ms
+        .is_some_and(|deadline| deadline <= now_ms());
+    let is_timeout = is_over && steps::request().is_none();
+    cause.or(is_timeout.then_some(TIMEOUT))
+}
+
+/// Returns the cause of a pause for the record of the sandbox. `None` for a request.
+pub(super) fn pause_cause(before: &Sandbox, cause: Option<&'static str>) -> Option<PauseCause> {
+    match end_cause(before, cause)? {
+        TIMEOUT => Some(PauseCause::Timeout),
+        IDLE => Some(PauseCause::Idle),
+        _ => None,
     }
 }
 
@@ -74,12 +93,8 @@ impl Sandboxes {
         sandbox: &Sandbox,
         cause: Option<&'static str>,
     ) {
-        let is_over = before
-            .deadline_ms
-            .is_some_and(|deadline| deadline <= now_ms());
-        let is_timeout = is_over && steps::request().is_none();
+        let cause = end_cause(before, cause);
         self.report_with(kind, sandbox, |event| {
-            let cause = cause.or(is_timeout.then_some(TIMEOUT));
             event.cause = cause.map(str::to_owned);
             if kind == EventType::SandboxPaused {
                 event.snapshot.clone_from(&sandbox.snapshot);

@@ -3,6 +3,7 @@
 //! The `op_lock` of a sandbox serialises the operations on it.
 
 use super::entry::SandboxEntry;
+use super::events::pause_cause;
 use super::guest_hooks::HookMoment;
 use super::resume_options::{RestoreReason, ResumeOptions, ResumeTimeout};
 use super::take_snapshot::SnapshotKind;
@@ -89,6 +90,7 @@ impl Sandboxes {
         // The record is computed before the snapshot, so that both are committed together.
         let paused = Sandbox {
             snapshot: Some(draft.id.clone()),
+            pause_cause: pause_cause(&sandbox, cause),
             ..entry.record_in(SandboxState::Paused)
         };
         self.snapshots()

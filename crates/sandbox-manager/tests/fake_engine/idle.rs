@@ -3,7 +3,7 @@
 use crate::fake;
 
 use fake::{Bench, base, until};
-use jiffy_api_types::EventType;
+use jiffy_api_types::{EventType, PauseCause, SandboxInfo};
 use jiffy_event_log::{Event, EventFilter, PageQuery, SandboxChoice};
 use jiffy_sandbox_manager::{
     CreateSpec, HostOptions, OnTimeout, SandboxSettings, SandboxState, Sandboxes,
@@ -54,6 +54,11 @@ async fn until_paused(host: &Sandboxes, id: &str) {
     until("the pause", || state(host, id) == SandboxState::Paused).await;
 }
 
+/// Returns the cause of the pause that clients see.
+fn shown_cause(host: &Sandboxes, id: &str) -> Option<PauseCause> {
+    SandboxInfo::from(host.get(id).unwrap()).pause_cause
+}
+
 /// Returns after more than one idle timeout of [`SHORT_S`]: another sandbox was paused meanwhile.
 async fn after_idle_timeout(host: &Sandboxes) {
     let other = create(host, SHORT_S).await;
@@ -74,7 +79,9 @@ async fn an_idle_sandbox_is_paused_with_its_cause_and_starts_anew_after_a_resume
         assert_eq!(paused.cause.as_deref(), Some("idle"));
         assert_eq!((paused.caller, paused.request), (None, None));
         assert!(paused.snapshot.is_some());
+        assert_eq!(shown_cause(&host, &id), Some(PauseCause::Idle));
         host.resume(&id).await.unwrap();
+        assert_eq!(shown_cause(&host, &id), None);
     }
     for id in [other, long] {
         assert_eq!(state(&host, &id), SandboxState::Running);
