@@ -60,7 +60,7 @@ pub use sandboxes::{
     ListPosition, ListedSandboxes, ListedSnapshots, MAX_COMPARED_CONTENT, MAX_LINEAGE_NODES,
     MAX_RESTART_GRACE, NodeDetails, OwnerUsage, PinnedSnapshot, PoolDemand, PoolSize, ResumeHold,
     ResumeOptions, ResumeTimeout, SandboxDetails, SandboxObserver, SandboxSource, SandboxUse,
-    Sandboxes, SnapshotDetails, UseInProgress, WeakSandboxes,
+    Sandboxes, SnapshotDetails, UnfoldedSeries, UseInProgress, WeakSandboxes,
 };
 pub use site::{MAX_HOST_AUTHORITIES_BYTES, SiteError, authorities, joined, proxy};
 pub use snapshot::Snapshot;

@@ -74,7 +74,7 @@ pub use fork::{ForkChild, ForkReport};
 pub use host_options::HostOptions;
 pub use lineage::{
     Lineage, LineageEdge, LineageNode, LineageObject, LineageRelation, MAX_LINEAGE_NODES,
-    NodeDetails, SandboxDetails, SnapshotDetails,
+    NodeDetails, SandboxDetails, SnapshotDetails, UnfoldedSeries,
 };
 pub use list_order::{ListOrder, ListPosition, ListedSandboxes, ListedSnapshots};
 pub use observer::SandboxObserver;

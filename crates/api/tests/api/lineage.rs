@@ -134,7 +134,9 @@ async fn rollbacks_and_origins_survive_a_restart_of_the_daemon() {
     assert!(has_edge(&before, &child, "started_from", &forked));
     let host = api.bench.open().await;
     let start = jiffy_sandbox_manager::LineageObject::Sandbox(agent.clone());
-    let after = host.lineage(start, |_| true);
+    let after = host.lineage(start, &jiffy_sandbox_manager::UnfoldedSeries::None, |_| {
+        true
+    });
     assert_eq!(after.nodes.len(), before["nodes"].as_array().unwrap().len());
     assert_eq!(after.edges.len(), before["edges"].as_array().unwrap().len());
 }
@@ -238,6 +240,33 @@ async fn a_long_series_of_pauses_is_one_node_with_their_number() {
     // The sandbox, two snapshots and six pauses. The pauses are one node.
     assert_eq!(counts.iter().sum::<u64>(), 9, "{found}");
     assert_eq!(nodes.len(), 4, "{found}");
+    // The series is unfolded by any of its snapshots, and by no other one.
+    let all = lineage(&api, admin, &format!("sandboxID={agent}&unfold=all")).await;
+    assert_eq!(ids(&all).len(), 9, "{all}");
+    assert!(
+        all["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|n| n["count"] == 1)
+    );
+    let pauses = all["nodes"].as_array().unwrap().iter();
+    let pauses: Vec<_> = pauses.filter(|n| n["purpose"] == "pause").collect();
+    let oldest = pauses[0]["id"].as_str().unwrap();
+    let before = ids(&all)[1];
+    for (unfolded, count) in [(oldest.to_owned(), 9), (format!("{before},x"), 4)] {
+        let query = format!("sandboxID={agent}&unfold={unfolded}");
+        assert_eq!(
+            ids(&lineage(&api, admin, &query).await).len(),
+            count,
+            "{query}"
+        );
+    }
+    let many: Vec<_> = (0..101).map(|n| format!("s{n}")).collect();
+    let many = many.join(",");
+    api.get(&format!("/lineage?sandboxID={agent}&unfold={many}"))
+        .await
+        .expect(400);
 }
 
 #[tokio::test]

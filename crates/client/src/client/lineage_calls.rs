@@ -46,13 +46,22 @@ impl Client {
         }
     }
 
-    /// Returns the sandboxes and snapshots that are connected with an object.
-    pub async fn lineage(&self, target: &SandboxOrSnapshot) -> anyhow::Result<Lineage> {
+    /// Returns the sandboxes and snapshots that are connected with an object. With `unfold`, series
+    /// of automatic snapshots are returned as single snapshots.
+    pub async fn lineage(
+        &self,
+        target: &SandboxOrSnapshot,
+        unfold: bool,
+    ) -> anyhow::Result<Lineage> {
         let parameter = match target {
             SandboxOrSnapshot::Sandbox(_) => "sandboxID",
             SandboxOrSnapshot::Snapshot(_) => "snapshotID",
         };
-        let path = format!("/lineage?{parameter}={}", path_segment(target.id())?);
+        let unfold = if unfold { "&unfold=all" } else { "" };
+        let path = format!(
+            "/lineage?{parameter}={}{unfold}",
+            path_segment(target.id())?
+        );
         self.call(Method::GET, &path, &()).await
     }
 }

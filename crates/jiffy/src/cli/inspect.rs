@@ -137,6 +137,9 @@ created from it. An arrow marks the object in the argument."
 pub struct TreeArgs {
     /// Sandbox or snapshot: name, id, or unique prefix of the id
     pub id: String,
+    /// Show each snapshot of a series of pauses and forks
+    #[arg(long)]
+    pub unfold: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

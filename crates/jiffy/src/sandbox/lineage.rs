@@ -20,7 +20,7 @@ const MAX_LEVELS: usize = 40;
 pub async fn run(args: &TreeArgs) -> anyhow::Result<()> {
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let target = client.sandbox_or_snapshot(&args.id).await?;
-    let lineage = client.lineage(&target).await?;
+    let lineage = client.lineage(&target, args.unfold).await?;
     show(args.json, &lineage, |lineage| text(lineage, target.id()))?;
     if lineage.truncated {
         errln!("jiffy: the lineage has more than 5000 objects: only the nearest ones are shown");

@@ -31,6 +31,29 @@ pub enum LineageObject {
     Snapshot(String),
 }
 
+/// Series of automatic snapshots that are not shortened to one node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum UnfoldedSeries {
+    /// None.
+    #[default]
+    None,
+    /// All series.
+    All,
+    /// The series that contain one of these snapshots.
+    Containing(HashSet<String>),
+}
+
+impl UnfoldedSeries {
+    /// Returns whether a series with the snapshots `ids` is not shortened.
+    fn contains<'a>(&self, mut ids: impl Iterator<Item = &'a str>) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => true,
+            Self::Containing(unfolded) => ids.any(|id| unfolded.contains(id)),
+        }
+    }
+}
+
 /// Connected sandboxes and snapshots.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Lineage {
@@ -130,10 +153,11 @@ struct SandboxParts {
 
 impl Sandboxes {
     /// Returns the lineage of an object. Only objects whose owner `is_visible` are nodes, and only
-    /// they connect other objects.
+    /// they connect other objects. The snapshots of `unfolded` series are single nodes.
     pub fn lineage(
         &self,
         start: LineageObject,
+        unfolded: &UnfoldedSeries,
         is_visible: impl Fn(Option<&str>) -> bool,
     ) -> Lineage {
         let mut walk = Walk {
@@ -155,7 +179,7 @@ impl Sandboxes {
                 LineageObject::Snapshot(id) => walk.snapshot(id),
             }
         }
-        walk.finish()
+        walk.finish(unfolded)
     }
 }
 
@@ -251,11 +275,12 @@ impl<F: Fn(Option<&str>) -> bool> Walk<'_, F> {
         record.is_in_lineage() && (self.is_visible)(record.owner())
     }
 
-    /// Returns the lineage: the nodes with their edges, and series as single nodes.
-    fn finish(self) -> Lineage {
+    /// Returns the lineage: the nodes with their edges, and series as single nodes except
+    /// `unfolded` ones.
+    fn finish(self, unfolded: &UnfoldedSeries) -> Lineage {
         let edges = self.edges();
         let is_incomplete = !self.queue.is_empty();
-        let mut lineage = runs::merge(self.nodes, edges);
+        let mut lineage = runs::merge(self.nodes, edges, unfolded);
         lineage.is_truncated = is_incomplete || lineage.nodes.len() > MAX_LINEAGE_NODES;
         // The walk visited the nearest nodes first.
         lineage.nodes.truncate(MAX_LINEAGE_NODES);

@@ -7,6 +7,7 @@ use fake::{Bench, until};
 use jiffy_sandbox_manager::{
     FabricatedJournal, FabricatedSandbox, FabricatedSnapshot, HostOptions, LineageObject,
     ListOrder, ListedSandboxes, ListedSnapshots, MAX_LINEAGE_NODES, SandboxSettings, Sandboxes,
+    UnfoldedSeries,
 };
 use std::cell::Cell;
 use std::fs;
@@ -250,7 +251,11 @@ async fn a_lineage_of_2000_objects_takes_300_ms_and_reads_no_objects_of_others()
     let walk = || {
         reads.set(0);
         let start = Instant::now();
-        let lineage = host.lineage(LineageObject::Sandbox("member700".to_owned()), is_visible);
+        let lineage = host.lineage(
+            LineageObject::Sandbox("member700".to_owned()),
+            &UnfoldedSeries::None,
+            is_visible,
+        );
         (start.elapsed(), lineage)
     };
     // The fastest of several walks, because other tests use the processors too.
@@ -269,7 +274,7 @@ async fn a_lineage_of_too_many_objects_has_the_nearest_ones() {
     // The lineage has this number of sandboxes and as many snapshots, so it exceeds the limit.
     let host = with_chain(MAX_LINEAGE_NODES as u64).await;
     let middle = LineageObject::Sandbox("member2500".to_owned());
-    let lineage = host.lineage(middle, |_| true);
+    let lineage = host.lineage(middle, &UnfoldedSeries::None, |_| true);
     assert_eq!(lineage.nodes.len(), MAX_LINEAGE_NODES);
     assert!(lineage.is_truncated);
     let has = |id: &str| lineage.nodes.iter().any(|node| node.id == id);

@@ -193,6 +193,12 @@ pub(super) fn observe() -> Vec<Operation> {
         .with(vec![
             query("sandboxID", "Id or name of the sandbox", text()),
             query("snapshotID", "Id or name of the snapshot", text()),
+            query(
+                "unfold",
+                "Series of automatic snapshots that are returned as single snapshots: `all`, or at \
+                 most 100 ids of snapshots, separated by commas, for the series that contain them",
+                text(),
+            ),
         ])
         .answers::<Lineage>(200, "Connected sandboxes and snapshots of the caller")
         .fails_with(&[404]),

@@ -3,7 +3,10 @@
 //! The *lineage* of a sandbox or snapshot consists of the snapshots and sandboxes that are
 //! connected with it: ancestors, descendants, and sandboxes created from them.
 
-use super::{Lineage, LineageEdge, LineageNode, LineageRelation, NodeDetails, SnapshotDetails};
+use super::{
+    Lineage, LineageEdge, LineageNode, LineageRelation, NodeDetails, SnapshotDetails,
+    UnfoldedSeries,
+};
 use jiffy_api_types::SnapshotPurpose;
 use std::collections::{HashMap, HashSet};
 
@@ -11,13 +14,19 @@ use std::collections::{HashMap, HashSet};
 const MIN_RUN: usize = 4;
 
 /// Replaces series of automatic snapshots by their newest snapshot. A series is a chain of
-/// snapshots of one sandbox to which nothing else refers.
-pub(super) fn merge(nodes: Vec<LineageNode>, edges: Vec<LineageEdge>) -> Lineage {
+/// snapshots of one sandbox to which nothing else refers. `unfolded` series are not replaced.
+pub(super) fn merge(
+    nodes: Vec<LineageNode>,
+    edges: Vec<LineageEdge>,
+    unfolded: &UnfoldedSeries,
+) -> Lineage {
     let runs = {
         let graph = Graph::new(&nodes, &edges);
         let heads = (0..nodes.len()).filter(|at| graph.is_head(*at));
         let runs = heads.map(|head| graph.run_from(head));
-        runs.filter(|run| run.len() >= MIN_RUN).collect::<Vec<_>>()
+        let ids = |run: &[usize]| unfolded.contains(run.iter().map(|at| &*nodes[*at].id));
+        runs.filter(|run| run.len() >= MIN_RUN && !ids(run))
+            .collect::<Vec<_>>()
     };
     let mut nodes: Vec<Option<LineageNode>> = nodes.into_iter().map(Some).collect();
     let mut replaced = HashMap::new();
