@@ -3,7 +3,19 @@
 import assert from 'node:assert/strict'
 import http from 'node:http'
 import { after, before, test } from 'node:test'
-import { createSandbox, go, launch, open, owner, SOCKETS, signInByCode, terminalShows, violations } from './browser.mjs'
+import {
+  ADMIN_KEY,
+  createSandbox,
+  go,
+  launch,
+  open,
+  owner,
+  SOCKETS,
+  signInByCode,
+  signInByKey,
+  terminalShows,
+  violations,
+} from './browser.mjs'
 
 const AGENT_PORT = 49983
 let browser
@@ -76,9 +88,36 @@ test('files and terminals of the console are recorded with the session', async (
   assert.equal(listed.caller, 'owner')
   await go(page, `/sandboxes/${id}/terminal`)
   await terminalShows(page, /[$#] *$/)
-  const terminal = await until((entry) => entry.call === 'GET /live')
+  const terminal = await until((entry) => entry.call === 'GET /live open')
   assert.deepEqual([terminal.command, terminal.status], ["'$SHELL' -l", 200])
-  await go(page, '/audit')
+  assert.ok(terminal.object)
+  // A reload and a second viewer attach the same terminal.
+  const attached = async (by) => {
+    const found = (await ofSandbox()).filter(({ call, object }) => call === by && object === terminal.object)
+    return found.map(({ caller, command, status }) => [caller, command, status])
+  }
+  await page.reload()
+  await terminalShows(page, /[$#] *$/)
+  await until((entry) => entry.call === 'GET /live attach')
+  const viewer = await signInByKey(await open(browser), ADMIN_KEY, `/sandboxes/${id}/terminal`)
+  await terminalShows(viewer, /[$#] *$/)
+  await until(({ call, caller }) => call === 'GET /live attach' && caller === 'key')
+  assert.deepEqual(await attached('GET /live attach'), [
+    ['owner', undefined, 200],
+    ['key', undefined, 200],
+  ])
+  // The terminal of another sandbox is not attached, which is recorded as well.
+  await viewer.evaluate(async (id) => {
+    const socket = new WebSocket(`ws://${location.host}/live`)
+    await new Promise((resolve) => (socket.onopen = resolve))
+    socket.send(JSON.stringify({ type: 'attach', stream: 1, sandbox: id, terminal: 'f'.repeat(16), cols: 80, rows: 24 }))
+    await new Promise((resolve) => (socket.onmessage = resolve))
+    socket.close()
+  }, id)
+  const rejected = await until(({ object }) => object === 'f'.repeat(16))
+  assert.deepEqual([rejected.call, rejected.status, rejected.error_code], ['GET /live attach', 400, 'invalid_request'])
+  await viewer.context().close()
+  await go(page, '/audit?call=Process/Start')
   await page.getByText("echo 'a\\nb'").first().waitFor()
   assert.deepEqual(violations, [])
 })

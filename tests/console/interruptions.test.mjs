@@ -77,6 +77,11 @@ test('a killed daemon ends terminals, and unsaved text, forms and sandboxes surv
   await terminalShows(page, /[$#] *$/)
   await type(page, 'echo $((6 * 7))-after')
   await terminalShows(page, /42-after/)
+  // The new daemon records no commands. It records terminals nevertheless.
+  const { entries } = await owner('GET', `/audit?limit=1000&sandboxID=${sandbox}&call=live`)
+  const last = entries.at(-1)
+  assert.deepEqual([last.call, last.status, last.command], ['GET /live open', 200, undefined])
+  assert.ok(last.sessionID && last.object)
   await editing.keyboard.press('Control+s')
   await editing.getByText('Saved notes.txt').last().waitFor()
   assert.deepEqual(await file(sandbox, '/home/user/notes.txt'), [200, 'unsaved\nfirst\n'])

@@ -64,6 +64,11 @@ impl ApiError {
         }
     }
 
+    /// Returns the status and the code for programs.
+    pub fn status_and_code(&self) -> (u16, &'static str) {
+        (self.status.as_u16(), self.error_code)
+    }
+
     /// Returns the message for users.
     pub fn into_message(self) -> String {
         self.message

@@ -32,6 +32,23 @@ impl SharedGuestNames {
     }
 }
 
+/// Terminal of a sandbox that a user of the console has started or attached, and the result.
+#[derive(Debug, Clone)]
+pub struct TerminalAudit {
+    /// Call, as the log records it.
+    pub call: &'static str,
+    /// Sandbox, as the caller named it, bounded.
+    pub sandbox: String,
+    /// Id of the terminal. `None` if it could not be started.
+    pub terminal: Option<String>,
+    /// Command of a started terminal, bounded and escaped.
+    pub command: Option<String>,
+    /// Status of the response.
+    pub status: u16,
+    /// Error code of the response.
+    pub error: Option<&'static str>,
+}
+
 /// Call on a guest whose response has not begun. The drop of this value records the call, also if
 /// the client closes the connection. Calls without names are not recorded.
 #[derive(Debug)]
@@ -72,6 +89,29 @@ impl App {
     pub fn with_audited_commands(mut self) -> Self {
         self.audits_commands = true;
         self
+    }
+
+    /// Records that a user of the console has started or attached a terminal. The command is
+    /// recorded only if commands and paths are.
+    pub fn record_terminal(
+        &self,
+        caller: &Caller,
+        session: &ConsoleSession,
+        from: ClientAddress,
+        terminal: TerminalAudit,
+    ) {
+        let Some(log) = &self.audit else { return };
+        let mut call = AuditedCall::new(terminal.call.to_owned(), terminal.status);
+        set_caller(&mut call, caller);
+        log.record(AuditedCall {
+            session: Some(session.0.clone()),
+            address: Some(from.0.to_string()),
+            sandbox: Some(terminal.sandbox),
+            object: terminal.terminal,
+            command: terminal.command.filter(|_| self.audits_commands),
+            error: terminal.error.map(str::to_owned),
+            ..call
+        });
     }
 
     /// Begins the record of a call on a guest that does not pass through the gateway. `None` if

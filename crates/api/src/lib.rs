@@ -57,7 +57,7 @@ pub use fleet::{
     TableNames, TemplateHashes, TemplateNames, receive_forwarded, receive_forwarded_stream,
 };
 pub use function_key::FunctionCaller;
-pub use guest_audit::{GuestNames, PendingGuestAudit, SharedGuestNames};
+pub use guest_audit::{GuestNames, PendingGuestAudit, SharedGuestNames, TerminalAudit};
 pub use hooks::{
     FunctionCall, FunctionInvoker, Invoking, Opening, PortRefusal, Ports, PreviewLinks,
     TemplateInfo, TemplateRefusal, TemplateSource,

@@ -7,7 +7,7 @@
 use crate::Console;
 use crate::codes::random_hex;
 use crate::files::open;
-use crate::guest_audit::record_terminal;
+use crate::guest_audit::{TerminalCall, record_terminal};
 use crate::live_feeds::{Viewer, display, follow};
 use crate::live_messages::{
     MAX_MESSAGE, RequestedTerminal, TabActions, TabMessages, TerminalRequest,
@@ -281,7 +281,7 @@ impl TabActions for Tab {
 }
 
 impl Tab {
-    /// Starts a terminal in a sandbox, and records this in the audit log.
+    /// Starts a terminal in a sandbox.
     async fn start(
         &self,
         sandbox: &str,
@@ -290,17 +290,19 @@ impl Tab {
         shell: Option<String>,
     ) -> Result<Arc<Terminal>, Refusal> {
         let caller = self.caller()?;
-        let guest = open(&self.console.app, &caller, sandbox)?;
-        let new = NewTerminal {
-            id: random_hex::<8>()?,
-            size,
-            user,
-            shell: shell.clone(),
+        let call = TerminalCall::Open(shell.as_deref());
+        let started = async {
+            let guest = open(&self.console.app, &caller, sandbox)?;
+            let new = NewTerminal {
+                id: random_hex::<8>()?,
+                size,
+                user,
+                shell: shell.clone(),
+            };
+            self.console.terminals.start(guest, new).await
         };
-        let started = self.console.terminals.start(guest, new).await;
-        let status = if started.is_ok() { 200 } else { 502 };
-        let by = (&caller, &self.session, self.from);
-        record_terminal(&self.console, by, sandbox, shell.as_deref(), status);
+        let started = started.await;
+        self.record(&caller, sandbox, call, &started);
         started
     }
 
@@ -311,13 +313,33 @@ impl Tab {
         size: PtySize,
         id: &str,
     ) -> Result<Arc<Terminal>, Refusal> {
-        let access = self.console.app.guest_access(&self.caller()?, sandbox)?;
-        let found = self.console.terminals.find(&access.id, id);
-        let terminal = found.ok_or_else(|| Refusal::invalid("the terminal has ended"))?;
+        let caller = self.caller()?;
+        let found = self.find(&caller, sandbox, id);
+        self.record(&caller, sandbox, TerminalCall::Attach(id), &found);
+        let terminal = found?;
         if terminal.status() == Status::Running {
             terminal.resize(size).await;
         }
         Ok(terminal)
+    }
+
+    /// Returns the terminal of a sandbox that the caller may use.
+    fn find(&self, caller: &Caller, sandbox: &str, id: &str) -> Result<Arc<Terminal>, Refusal> {
+        let access = self.console.app.guest_access(caller, sandbox)?;
+        let found = self.console.terminals.find(&access.id, id);
+        found.ok_or_else(|| Refusal::invalid("the terminal has ended"))
+    }
+
+    /// Records in the audit log that the tab shows a terminal, or why it does not.
+    fn record(
+        &self,
+        caller: &Caller,
+        sandbox: &str,
+        call: TerminalCall<'_>,
+        result: &Result<Arc<Terminal>, Refusal>,
+    ) {
+        let by = (caller, &self.session, self.from);
+        record_terminal(&self.console, by, sandbox, call, result);
     }
 
     /// Returns the arguments of [`follow`] and [`display`].

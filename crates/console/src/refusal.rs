@@ -51,6 +51,15 @@ impl Refusal {
         Self::new(StatusCode::UNAUTHORIZED, "signed_out", message)
     }
 
+    /// Returns the status and the error code.
+    pub fn status_and_code(&self) -> (u16, &'static str) {
+        match self {
+            Self::Console(status, code, _) => (status.as_u16(), code),
+            Self::Api(error) => error.status_and_code(),
+            Self::TwoCookies(_) => (StatusCode::BAD_REQUEST.as_u16(), "two_cookies"),
+        }
+    }
+
     /// Returns the message for users.
     pub fn message(self) -> String {
         match self {

@@ -4,7 +4,7 @@ use crate::support;
 
 use axum::body::Body;
 use axum::http::Request;
-use jiffy_api::{ClientAddress, Limits, Scope};
+use jiffy_api::{Caller, ClientAddress, ConsoleSession, Limits, Scope, TerminalAudit};
 use jiffy_event_log::{AuditLog, Retention};
 use serde_json::{Value, json};
 use std::net::IpAddr;
@@ -258,4 +258,70 @@ async fn calls_on_files_of_a_volume_are_recorded_with_the_key_of_the_volume() {
         (json!("unknown"), Value::Null),
     ];
     assert_eq!(callers, expected);
+}
+
+#[tokio::test]
+async fn terminals_of_the_console_are_recorded_and_their_commands_only_if_enabled() {
+    for has_commands in [false, true] {
+        let (directory, mut shared) = (tempfile::tempdir().unwrap(), None);
+        let retention = Retention {
+            max_bytes: 1 << 20,
+            max_age: Duration::from_secs(3600),
+        };
+        let log = AuditLog::open(directory.path(), None, retention).unwrap();
+        let api = Api::with(|app| {
+            let app = app.with_audit(log);
+            let app = if has_commands {
+                app.with_audited_commands()
+            } else {
+                app
+            };
+            shared = Some(app.clone());
+            app
+        });
+        let app = shared.unwrap();
+        let session = ConsoleSession("s".repeat(16));
+        let from = ClientAddress(ADDRESS.parse().unwrap());
+        let call = |call, status, error| TerminalAudit {
+            call,
+            sandbox: "abc".to_owned(),
+            terminal: Some("t1".to_owned()),
+            command: (call == "GET /live open").then(|| "sh -l".to_owned()),
+            status,
+            error,
+        };
+        for terminal in [
+            call("GET /live open", 200, None),
+            call("GET /live attach", 200, None),
+            call("GET /live attach", 404, Some("sandbox_not_found")),
+        ] {
+            app.record_terminal(&Caller::Owner, &session, from, terminal);
+        }
+        let recorded = entries(&api, "sandboxID=abc").await;
+        let seen: Vec<_> = recorded
+            .iter()
+            .map(|e| (e["call"].as_str().unwrap(), e["status"].as_u64().unwrap()))
+            .collect();
+        let expected = [
+            ("GET /live open", 200),
+            ("GET /live attach", 200),
+            ("GET /live attach", 404),
+        ];
+        assert_eq!(seen, expected, "{recorded:?}");
+        let command = if has_commands {
+            json!("sh -l")
+        } else {
+            Value::Null
+        };
+        assert_eq!(recorded[0]["command"], command);
+        assert_eq!(recorded[2]["error_code"], "sandbox_not_found");
+        for entry in &recorded {
+            assert_eq!(entry["caller"], "owner");
+            assert_eq!(entry["sessionID"], "s".repeat(16));
+            assert_eq!(
+                (&entry["address"], &entry["object"]),
+                (&json!(ADDRESS), &json!("t1"))
+            );
+        }
+    }
 }
