@@ -19,6 +19,7 @@ use crate::ignored_fields::IgnoredFieldCounts;
 use crate::key_events::ReportedKeys;
 use crate::keys::Keys;
 use crate::quota::{ExchangePermit, Quota};
+use crate::recipe_builds::RecipeBuilds;
 use crate::usage_counts::UsageCounts;
 use jiffy_api_types::{DaemonStatus, SnapshotAck, StopHost};
 use jiffy_event_log::AuditLog;
@@ -88,6 +89,8 @@ pub struct App {
     pub(crate) keys: Arc<Keys>,
     pub(crate) templates: Arc<dyn TemplateSource>,
     pub(crate) builder: Option<Builder>,
+    /// Builds of stock templates that clients have started.
+    pub(crate) recipe_builds: Arc<RecipeBuilds>,
     pub(crate) config: Arc<Config>,
     /// Creates signed links to ports.
     pub(crate) preview: Option<Arc<dyn PreviewLinks>>,
@@ -137,6 +140,7 @@ impl Clone for App {
             keys: self.keys.clone(),
             templates: self.templates.clone(),
             builder: self.builder.clone(),
+            recipe_builds: self.recipe_builds.clone(),
             config: self.config.clone(),
             preview: self.preview.clone(),
             ports: self.ports.clone(),
@@ -180,6 +184,7 @@ impl App {
             keys,
             templates,
             builder: None,
+            recipe_builds: Arc::default(),
             config: Arc::new(config),
             preview: None,
             ports: None,

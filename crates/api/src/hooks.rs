@@ -7,11 +7,12 @@
 
 use axum::extract::Request;
 use axum::response::Response;
+use jiffy_api_types::{Recipe as WireRecipe, RecipeState};
 use jiffy_engine_api::{SandboxSize, TemplateNetwork};
 use jiffy_function_manager::FunctionRecord;
 use jiffy_image::{
-    DEFAULT_TAG, Recipe, Reference, TemplateError, TemplateManifest, TemplateSummary, Templates,
-    Visibility,
+    DEFAULT_TAG, Progress, Recipe, RecipeStatus, Reference, TemplateError, TemplateManifest,
+    TemplateSummary, Templates, Visibility, build_if_needed, recipe_status, stock_names,
 };
 use jiffy_sandbox_manager::SandboxStream;
 use std::any::Any;
@@ -102,6 +103,16 @@ pub trait TemplateSource: Send + Sync + 'static {
     fn set_public(&self, name: &str, public: bool) -> Result<(), TemplateRefusal>;
     /// Removes a template. Running sandboxes continue.
     fn remove(&self, name: &str) -> Result<(), TemplateRefusal>;
+    /// Returns the recipes of the stock templates, with the states of their templates.
+    fn recipes(&self) -> Result<Vec<WireRecipe>, TemplateRefusal>;
+    /// Returns whether a recipe has this name.
+    fn has_recipe(&self, name: &str) -> bool;
+    /// Builds the template of a recipe, unless it was built from an equal recipe. Takes minutes.
+    fn build_recipe(
+        &self,
+        name: &str,
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<(), TemplateRefusal>;
 }
 
 /// A request to a function. The caller's permission was checked.
@@ -225,6 +236,44 @@ impl TemplateSource for Templates {
     fn remove(&self, name: &str) -> Result<(), TemplateRefusal> {
         Templates::remove(self, name).map_err(refusal)
     }
+
+    fn recipes(&self) -> Result<Vec<WireRecipe>, TemplateRefusal> {
+        let recipe = |name: &str| -> Result<WireRecipe, TemplateRefusal> {
+            let recipe = Recipe::built_in(name).map_err(|e| failure(&e))?;
+            let state = match recipe_status(self, &recipe).map_err(refusal)? {
+                RecipeStatus::Missing => RecipeState::Missing,
+                RecipeStatus::Outdated => RecipeState::Outdated,
+                RecipeStatus::Current => RecipeState::Ready,
+            };
+            Ok(WireRecipe {
+                name: name.to_owned(),
+                from: recipe.base().map(|base| base.name().to_owned()),
+                state,
+            })
+        };
+        stock_names().map(recipe).collect()
+    }
+
+    fn has_recipe(&self, name: &str) -> bool {
+        Recipe::is_built_in(name)
+    }
+
+    fn build_recipe(
+        &self,
+        name: &str,
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<(), TemplateRefusal> {
+        let recipe = Recipe::built_in(name).map_err(|e| failure(&e))?;
+        let built = build_if_needed(self, &recipe, on_progress);
+        built.map(drop).map_err(|e| failure(&e))
+    }
+}
+
+/// Returns an error with its causes.
+fn failure(error: &dyn std::error::Error) -> TemplateRefusal {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let texts: Vec<String> = causes.map(ToString::to_string).collect();
+    TemplateRefusal::Failed(texts.join(": "))
 }
 
 /// Creates signed links to ports of sandboxes.

@@ -37,6 +37,7 @@ mod owned_objects;
 mod page;
 mod query;
 mod quota;
+mod recipe_builds;
 mod resumable;
 mod routes;
 mod session_access;

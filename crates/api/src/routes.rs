@@ -26,6 +26,7 @@ mod pools;
 mod ports;
 mod processes;
 mod prune;
+mod recipes;
 mod rollback;
 mod secrets;
 mod snapshot_routes;
@@ -209,6 +210,9 @@ fn guarded_calls() -> Calls {
         .post("/templates/tags", builds::add_tags)
         .delete("/templates/tags", builds::remove_tags)
         .post("/templates/prune", builds::prune)
+        .get("/recipes", recipes::list)
+        .get("/recipes/{recipe}/build", recipes::status)
+        .post("/recipes/{recipe}/build", recipes::build)
         .add(Method::PATCH, "/v2/templates/{templateID}", builds::change)
         .post("/v3/templates", builds::request)
         .get("/templates/{templateID}/files/{hash}", builds::files)

@@ -64,6 +64,33 @@ impl From<RootfsError> for BuildError {
 type MakeRoot<'a> =
     &'a mut dyn FnMut(&BuildSite<'_>, &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, BuildError>;
 
+/// State of the template of a recipe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecipeStatus {
+    /// The template is not built.
+    Missing,
+    /// The template was built from another recipe.
+    Outdated,
+    /// The template was built from an equal recipe.
+    Current,
+}
+
+/// Returns the state of the template of `recipe`.
+///
+/// # Errors
+/// The manifest of the template cannot be read.
+pub fn recipe_status(
+    templates: &Templates,
+    recipe: &Recipe,
+) -> Result<RecipeStatus, TemplateError> {
+    let reference = Reference::parse(recipe.name())?;
+    Ok(match templates.look_up(&reference)? {
+        None => RecipeStatus::Missing,
+        Some(manifest) if manifest.recipe_sha256 == recipe.hash() => RecipeStatus::Current,
+        Some(_) => RecipeStatus::Outdated,
+    })
+}
+
 /// Returns the template of `recipe`. Builds it unless it exists with an equal recipe.
 ///
 /// Concurrent callers wait for one build. Needs root, `mmdebstrap` and `mkfs.erofs`.

@@ -35,7 +35,7 @@ mod version;
 mod work_dir;
 
 pub use agent_root::AgentRoot;
-pub use build::{BuildError, build_if_needed};
+pub use build::{BuildError, RecipeStatus, build_if_needed, recipe_status};
 pub use command::CommandError;
 pub use derive::DerivedTemplate;
 pub use disk::{BlankDisk, DiskError, MAX_DISK_MIB, MIN_DISK_MIB};

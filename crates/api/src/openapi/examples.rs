@@ -103,6 +103,7 @@ pub(super) fn path_value(name: &str) -> &'static str {
         "port" => "5432",
         "keyID" => "ci",
         "webhookID" => "kq3nv7xw2mzr5tyb8cfd",
+        "recipe" => "browser",
         "secretID" => "github-token",
         "volumeID" => "datasets",
         "volumeSnapshotID" => "volsnap-7f3a9c21e5d84b60",

@@ -52,6 +52,7 @@ pub(super) fn all() -> Vec<Operation> {
     all.push(events::audit());
     all.push(usage::usage());
     all.extend(templates::templates());
+    all.extend(templates::recipes());
     all.extend(functions::functions());
     all.extend(secrets::secrets());
     all.extend(volumes::volumes());

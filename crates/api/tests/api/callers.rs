@@ -121,7 +121,8 @@ impl Tenant {
             "{snapshotID}" => self.snapshot.clone(),
             "{templateID}" => self.template.clone(),
             "{buildID}" => self.build.clone(),
-            "{alias}" | "{name}" => self.name.clone(),
+            // No recipe has this name: a test must not build a stock template.
+            "{alias}" | "{name}" | "{recipe}" => self.name.clone(),
             "{keyID}" => self.key.clone(),
             "{secretID}" => self.secret.clone(),
             "{volumeID}" => self.volume.clone(),

@@ -26,6 +26,7 @@ mod lineage;
 mod names;
 mod owner_limits;
 mod prune;
+mod recipes;
 mod reference;
 mod refusal_form;
 mod released_fields;

@@ -175,6 +175,11 @@ impl Recipe {
         })
     }
 
+    /// Returns the recipe of the stock template that this recipe extends.
+    pub fn base(&self) -> Option<&Self> {
+        self.from.as_deref()
+    }
+
     /// Name of the template.
     pub fn name(&self) -> &str {
         &self.spec.name

@@ -6,9 +6,9 @@ use crate::routes::bounds::{DEFAULT_GROUPS, MAX_GROUPS, MAX_MOMENT, MAX_PAGE, MA
 use axum::http::Method;
 use jiffy_api_types::{
     AddTags, AddedTags, Alias, BuildLogs, BuildStart, BuildStatus, ChangedTemplate, ImageBuild,
-    ImageRebuild, NewAlias, NewImageTemplate, NewTemplate, Prune, Pruned, RemoveTags,
-    RequestedBuild, Tag, TagAssignments, TagCount, TagExists, TagGroups, Template, TemplateChange,
-    UploadLink,
+    ImageRebuild, NewAlias, NewImageTemplate, NewTemplate, Prune, Pruned, Recipe, RecipeBuild,
+    RemoveTags, RequestedBuild, Tag, TagAssignments, TagCount, TagExists, TagGroups, Template,
+    TemplateChange, UploadLink,
 };
 use serde_json::json;
 
@@ -251,5 +251,48 @@ pub(super) fn templates() -> Vec<Operation> {
         .may_take::<Prune>()
         .answers::<Pruned>(200, "Removed parts of the cache")
         .fails_with(&[501]),
+    ]
+}
+
+/// Operations on recipes of stock templates.
+pub(super) fn recipes() -> Vec<Operation> {
+    vec![
+        Operation::get(
+            "/recipes",
+            "listRecipes",
+            "List the recipes of this host's stock templates",
+        )
+        .tagged("templates")
+        .answers::<Vec<Recipe>>(200, "Recipes"),
+        Operation::post(
+            "/recipes/{recipe}/build",
+            "buildRecipe",
+            "Build a stock template on this host, unless it is built from this version of its \
+             recipe. Requires the scope `admin`",
+        )
+        .tagged("templates")
+        .answers::<RecipeBuild>(202, "The build was started")
+        .fails_with(&[403, 404, 409]),
+        Operation::get(
+            "/recipes/{recipe}/build",
+            "recipeBuild",
+            "Get state and log of the latest build of a stock template since the start of the \
+             daemon. Requires the scope `admin`",
+        )
+        .tagged("templates")
+        .with(vec![
+            query(
+                "logsOffset",
+                "Number of the first line of the log",
+                json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX }),
+            ),
+            query(
+                "limit",
+                "Maximum number of lines",
+                json!({ "type": "integer", "minimum": 0, "maximum": MAX_PAGE }),
+            ),
+        ])
+        .answers::<RecipeBuild>(200, "Build")
+        .fails_with(&[403, 404]),
     ]
 }

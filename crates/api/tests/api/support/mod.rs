@@ -14,10 +14,10 @@ use jiffy_api::{
     App, Caller, Config, FunctionInvoker, Keys, Limits, NewKey, Scope, TemplateInfo,
     TemplateRefusal, TemplateSource, openapi, router,
 };
-use jiffy_api_types::SnapshotAck;
+use jiffy_api_types::{Recipe, SnapshotAck};
 use jiffy_engine_api::{SandboxSize, TemplateNetwork};
 use jiffy_function_manager::Functions;
-use jiffy_image::{Home, Templates, Visibility};
+use jiffy_image::{Home, Progress, Templates, Visibility};
 use jiffy_sandbox_manager::{HostOptions, Sandboxes};
 use jiffy_secrets::Secrets;
 use jiffy_store::host::{RemoteSettings, RemoteStore, STORE_TIMEOUT};
@@ -81,6 +81,22 @@ impl TemplateSource for FakeTemplates {
         self.find(name)?;
         self.0.lock().unwrap().retain(|t| t.name != name);
         Ok(())
+    }
+
+    fn recipes(&self) -> Result<Vec<Recipe>, TemplateRefusal> {
+        Ok(Vec::new())
+    }
+
+    fn has_recipe(&self, _: &str) -> bool {
+        false
+    }
+
+    fn build_recipe(
+        &self,
+        name: &str,
+        _: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<(), TemplateRefusal> {
+        Err(TemplateRefusal::Unknown(name.to_owned()))
     }
 }
 
