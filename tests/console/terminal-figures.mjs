@@ -1,12 +1,14 @@
 // Throughput of a terminal that runs `yes`, with a browser and in parts. One part is a client of the
 // WebSocket that discards the output. The other is the page with a WebSocket that produces output.
 import http from 'node:http'
-import { CONSOLE, go, open, terminalShows, type } from './browser.mjs'
+import { CONSOLE, open, owner, terminalShows } from './browser.mjs'
+import { launchPlain } from './plain-browser.mjs'
 
-const ACKNOWLEDGE = 128 * 1024
+const ACKNOWLEDGE = 32 * 1024
 const WARM_UP = 1000
+/** Modifier of a key event. */
+const CONTROL = 2
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
-const focus = (page) => page.locator('.terminal-pane:not([hidden]) .xterm-helper-textarea').focus()
 
 // Bytes per second of `count` over `seconds`, in MB/s.
 async function rate(count, seconds) {
@@ -16,20 +18,44 @@ async function rate(count, seconds) {
   return ((await count()) - before) / (performance.now() - began) / 1000
 }
 
+// Counts the output that the page receives.
+const COUNT = `
+  globalThis.received = 0
+  globalThis.WebSocket = class extends WebSocket {
+    constructor(...settings) {
+      super(...settings)
+      this.addEventListener('message', ({ data }) => (globalThis.received += data.byteLength ?? 0))
+    }
+  }`
+const ROWS = `document.querySelector('.terminal-pane:not([hidden]) .xterm-rows')?.textContent ?? ''`
+const PROMPT = `/[$#] *$/.test(${ROWS})`
+
 /** `yes` in a terminal of the page. Returns MB/s, and the time from an interrupt to the prompt in ms. */
-export async function inBrowser(page, id, seconds) {
-  await go(page, `/sandboxes/${id}/terminal`)
-  let received = 0
-  page.on('websocket', (socket) => socket.on('framereceived', ({ payload }) => (received += payload.length)))
-  await page.reload()
-  await terminalShows(page, /[$#] *$/)
-  await type(page, 'yes')
-  const speed = await rate(() => received, seconds)
-  await focus(page)
-  const interrupted = performance.now()
-  await page.keyboard.press('Control+c')
-  await terminalShows(page, /[$#] *$/)
-  return { speed, interrupt: performance.now() - interrupted }
+export async function inBrowser(id, seconds) {
+  const page = await launchPlain()
+  try {
+    await page.init(COUNT)
+    const { url } = await owner('POST', '/console/codes')
+    await page.open(`${CONSOLE}/${new URL(url).hash}`)
+    await page.until(`document.querySelector('.app') !== null`)
+    await page.open(`${CONSOLE}/sandboxes/${id}/terminal`)
+    await page.until(PROMPT)
+    await page.evaluate(`document.querySelector('.terminal-pane:not([hidden]) .xterm-helper-textarea').focus()`)
+    for (const key of 'yes') await page.press(key, key)
+    await page.press('Enter', '\r')
+    const speed = await rate(() => page.evaluate('received'), seconds)
+    // From the key press to the frame that shows the prompt.
+    const interrupt = page.evaluate(`new Promise((resolve) => {
+      addEventListener('keydown', ({ timeStamp }) => {
+        const check = () => (${PROMPT} ? resolve(performance.now() - timeStamp) : requestAnimationFrame(check))
+        requestAnimationFrame(check)
+      }, { capture: true, once: true })
+    })`)
+    await page.press('c', undefined, CONTROL)
+    return { speed, interrupt: await interrupt }
+  } finally {
+    await page.close()
+  }
 }
 
 // Frame of a client, with the mask 0.

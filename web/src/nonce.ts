@@ -9,6 +9,14 @@ document.createElement = function (this: Document, tag: string, options?: Elemen
   return element
 } as typeof document.createElement
 
+// The policy forbids style attributes, by which xterm colours its cells. It permits the properties of
+// `style`, which have the same effect.
+const { setAttribute } = HTMLSpanElement.prototype
+HTMLSpanElement.prototype.setAttribute = function (this: HTMLSpanElement, name: string, value: string) {
+  if (name === 'style') this.style.cssText = value
+  else setAttribute.call(this, name, value)
+}
+
 // The code of `jiffy console` is in the fragment. It is removed from the address bar and from the
 // history before anything else happens.
 const match = /^#code=([0-9a-f]{32})$/.exec(location.hash)

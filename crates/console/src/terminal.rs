@@ -15,8 +15,9 @@ use tokio::sync::{Notify, mpsc, watch};
 /// Maximum number of bytes of output that are retained for viewers that attach later.
 const RETAINED_BYTES: usize = 1024 * 1024;
 /// Number of unacknowledged bytes of a viewer above which the terminal is no longer read. A browser
-/// acknowledges each 128 KiB. The output that is in transit delays the response to input.
-const MAX_UNACKNOWLEDGED: u64 = 256 * 1024;
+/// acknowledges each 32 KiB. The output that is in transit delays the response to input: this
+/// output, and about 400 KiB in the buffers between the terminal of the guest and the daemon.
+const MAX_UNACKNOWLEDGED: u64 = 128 * 1024;
 /// Maximum number of bytes that a viewer receives at a time.
 const MAX_PIECE_BYTES: usize = 64 * 1024;
 /// Minimum size of a piece of output after which more output is likely to follow at once.

@@ -1,10 +1,11 @@
 import { FitAddon } from '@xterm/addon-fit'
 import { SearchAddon } from '@xterm/addon-search'
 import { type ITheme, Terminal } from '@xterm/xterm'
+import { OutputQueue } from './output-queue'
 import { type Ending, live } from './socket'
 
 /** Output after which the terminal acknowledges, so that the daemon reads more. */
-const ACKNOWLEDGE = 128 * 1024
+const ACKNOWLEDGE = 32 * 1024
 
 const themes: Record<'light' | 'dark', ITheme> = {
   dark: {
@@ -80,6 +81,7 @@ export class Pane {
   readonly search = new SearchAddon()
   private readonly fit = new FitAddon()
   private readonly stream: number
+  private readonly output: OutputQueue
   private readonly observer: ResizeObserver
   private readonly scheme = matchMedia('(prefers-color-scheme: dark)')
   private terminal: string | undefined
@@ -112,6 +114,7 @@ export class Pane {
     this.term.loadAddon(this.search)
     // Sequences by which a guest could change the clipboard or the title are ignored.
     for (const code of [0, 1, 2, 52]) this.term.parser.registerOscHandler(code, () => true)
+    this.output = new OutputQueue(this.term, (bytes) => this.acknowledge(bytes))
     this.term.open(element)
     this.fit.fit()
     this.term.attachCustomKeyEventHandler((event) => this.onKey(event))
@@ -141,22 +144,23 @@ export class Pane {
       opened: (terminal) => {
         this.terminal = terminal
         this.unacknowledged = 0
+        this.output.reset()
         // The retained output follows.
         this.term.reset()
         events.onOpened(terminal)
       },
-      output: (bytes) => {
-        this.term.write(bytes, () => {
-          this.unacknowledged += bytes.length
-          if (this.unacknowledged < ACKNOWLEDGE) return
-          live.send({ type: 'ack', stream: this.stream, bytes: this.unacknowledged })
-          this.unacknowledged = 0
-        })
-      },
+      output: (bytes) => this.output.push(bytes),
       ended: (ending) => events.onEnding(ending),
       failed: (message) => events.onFailed(message),
       disconnected: () => events.onConnection(false),
     })
+  }
+
+  private acknowledge(bytes: number) {
+    this.unacknowledged += bytes
+    if (this.unacknowledged < ACKNOWLEDGE) return
+    live.send({ type: 'ack', stream: this.stream, bytes: this.unacknowledged })
+    this.unacknowledged = 0
   }
 
   private theme(): ITheme {
@@ -217,6 +221,7 @@ export class Pane {
     this.scheme.removeEventListener('change', this.onTheme)
     element.removeEventListener('paste', this.onPaste, true)
     live.unregister(this.stream)
+    this.output.close()
     this.term.dispose()
   }
 }
