@@ -78,6 +78,7 @@ test('a function is deployed by drop, tested, rolled back and removed', async ()
   for (const tab of ['Log', 'Versions', 'Details']) {
     await page.getByRole('link', { name: tab, exact: true }).click()
     await page.waitForFunction(() => !document.querySelector('.skeleton'))
+    if (tab === 'Log') await page.getByText('jiffy function logs -f hello-world', { exact: true }).waitFor()
     assert.deepEqual(await findings(page), [], tab)
   }
   await button('More actions').click()

@@ -128,6 +128,27 @@ test('the table is grouped by a metadata key', async () => {
   assert.deepEqual(violations, [])
 })
 
+test('all sandboxes that match are restarted and forked together', async () => {
+  const listed = async () => {
+    const list = await owner('GET', '/v2/sandboxes?limit=100')
+    return list.filter((s) => s.metadata.suite === 'journey')
+  }
+  const before = await listed()
+  await go(page, '/sandboxes?q=journey')
+  const all = page.getByRole('checkbox', { name: 'Select all that match' })
+  for (const action of ['Restart', 'Fork']) {
+    await all.check()
+    await page.getByRole('toolbar').getByRole('button', { name: action }).click()
+    if (action === 'Fork') await dialog().getByText(`Together ${before.length} new sandbox`).waitFor()
+    await dialog().getByRole('button', { name: action, exact: true }).click()
+    await dialog().getByText(`${before.length} of ${before.length} done`, { exact: true }).waitFor()
+    await dialog().getByRole('button', { name: 'Close', exact: true }).last().click()
+  }
+  const forks = (await listed()).filter((s) => !before.some((b) => b.sandboxID === s.sandboxID))
+  assert.deepEqual(forks.map((s) => s.forkedFrom).sort(), before.map((s) => s.sandboxID).sort())
+  assert.deepEqual(violations, [])
+})
+
 test('all sandboxes that match are killed together, and the table shows it', async () => {
   await go(page, '/sandboxes?q=journey')
   await page.getByRole('checkbox', { name: 'Select all that match' }).check()

@@ -1,70 +1,80 @@
-// A table of many sandboxes with changes, from answers that are simulated below the page: lists and
-// single sandboxes by routes, and events by a WebSocket.
+// A table of many sandboxes with changes. The answers of the daemon are simulated in the page itself:
+// a simulation by the debugger would need processor time outside of the page for each answer.
 import { CONSOLE, owner } from './browser.mjs'
 
+/** Number of sandboxes in a page of the API. */
 const PAGE = 100
 
-/** Replaces the sandboxes of a page by `count` copies of the sandbox `id`. */
-export async function simulate(page, id, count) {
-  const { sandboxes } = await owner('GET', '/v2/sandboxes?limit=100').then((list) => ({ sandboxes: list }))
-  const sample = sandboxes.find((sandbox) => sandbox.sandboxID === id)
-  const detail = await owner('GET', `/sandboxes/${id}`)
+// Replaces `fetch` and `WebSocket` in a page. Calls that are not simulated reach the daemon.
+function install({ sample, detail, count, size }) {
   const idOf = (number) => `i${String(number).padStart(18, '0')}x`
   const changes = new Map()
-  const row = (number) => {
-    const own = {
-      sandboxID: idOf(number),
-      name: `sandbox-${number}`,
-      metadata: { team: `team-${number % 20}`, run: String(number) },
-      state: changes.get(number) ?? 'running',
+  const stateOf = (number) => changes.get(number) ?? 'running'
+  const row = (number) => ({
+    sandboxID: idOf(number),
+    name: `sandbox-${number}`,
+    metadata: { team: `team-${number % 20}`, run: String(number) },
+    state: stateOf(number),
+    jiffy: { ...sample.jiffy, id: idOf(number), created_ms: sample.jiffy.created_ms - number * 1000 },
+  })
+  const json = (value, headers = {}) =>
+    new Response(JSON.stringify(value), { headers: { 'content-type': 'application/json', ...headers } })
+  const { fetch } = globalThis
+  globalThis.fetch = async (input, init) => {
+    const url = new URL(input.url ?? input, location.href)
+    if (url.pathname === '/api/v2/sandboxes' && (init?.method ?? input.method ?? 'GET') === 'GET') {
+      const start = Number(url.searchParams.get('nextToken') ?? 0)
+      const rows = Array.from({ length: Math.min(size, count - start) }, (_, at) => ({ ...sample, ...row(start + at) }))
+      return json(rows, start + size < count ? { 'x-next-token': String(start + size) } : {})
     }
-    return {
-      ...own,
-      jiffy: { ...sample.jiffy, id: own.sandboxID, created_ms: sample.jiffy.created_ms - number * 1000 },
-    }
+    if (url.pathname === '/api/sandboxes/metrics') return json({ sandboxes: {} })
+    const one = /^\/api\/sandboxes\/i(\d+)x$/.exec(url.pathname)
+    return one ? json({ ...detail, ...row(Number(one[1])) }) : fetch(input, init)
   }
-  await page.route('**/api/v2/sandboxes?*', (route) => {
-    const start = Number(new URL(route.request().url()).searchParams.get('nextToken') ?? 0)
-    const rows = Array.from({ length: Math.min(PAGE, count - start) }, (_, at) => ({ ...sample, ...row(start + at) }))
-    const more = start + PAGE < count
-    return route.fulfill({ json: rows, headers: more ? { 'x-next-token': String(start + PAGE) } : {} })
-  })
-  await page.route(/\/api\/sandboxes\/i\d+x$/, (route) => {
-    const number = Number(
-      route
-        .request()
-        .url()
-        .match(/i(\d+)x$/)[1],
-    )
-    return route.fulfill({ json: { ...detail, ...row(number) } })
-  })
-  await page.route('**/api/sandboxes/metrics*', (route) => route.fulfill({ json: { sandboxes: {} } }))
   const sockets = new Set()
-  await page.routeWebSocket('**/live', (socket) => {
-    sockets.add(socket)
-    socket.onClose(() => sockets.delete(socket))
-    socket.onMessage(() => {})
-  })
+  globalThis.WebSocket = class {
+    static OPEN = 1
+    readyState = 1
+    constructor() {
+      sockets.add(this)
+      setTimeout(() => this.onopen?.())
+    }
+    send() {}
+    close() {}
+  }
   let [next, timer] = [0, undefined]
-  return {
-    /** Starts `perSecond` changes per second, of sandboxes all over the table. */
+  globalThis.simulated = {
     start(perSecond) {
       timer = setInterval(() => {
         const number = (next++ * 7919) % count
-        const state = changes.get(number) === 'paused' ? 'running' : 'paused'
+        const state = stateOf(number) === 'paused' ? 'running' : 'paused'
         changes.set(number, state)
         const type = state === 'paused' ? 'sandbox.paused' : 'sandbox.resumed'
         const event = { id: `e${next}`, type, time: new Date().toISOString(), host: 'h', sandboxID: idOf(number) }
-        const notice = JSON.stringify({ type: 'events', events: [event], next: event.id, gap: false })
-        for (const socket of sockets) socket.send(notice)
+        const data = JSON.stringify({ type: 'events', events: [event], next: event.id, gap: false })
+        for (const socket of sockets) socket.onmessage?.({ data })
       }, 1000 / perSecond)
     },
     stop: () => clearInterval(timer),
     changed: () => next,
-    stateOf: (number) => changes.get(number) ?? 'running',
+    stateOf,
   }
 }
 
+/** Replaces the sandboxes of the next document of a page by `count` copies of the sandbox `id`. */
+export async function simulate(page, id, count) {
+  const list = await owner('GET', '/v2/sandboxes?limit=100')
+  const sample = list.find((sandbox) => sandbox.sandboxID === id)
+  const detail = await owner('GET', `/sandboxes/${id}`)
+  await page.addInitScript(install, { sample, detail, count, size: PAGE })
+  return {
+    /** Starts `perSecond` changes per second, of sandboxes all over the table. */
+    start: (perSecond) => page.evaluate((perSecond) => globalThis.simulated.start(perSecond), perSecond),
+    stop: () => page.evaluate(() => globalThis.simulated.stop()),
+    changed: () => page.evaluate(() => globalThis.simulated.changed()),
+    stateOf: (number) => page.evaluate((number) => globalThis.simulated.stateOf(number), number),
+  }
+}
 /** Opens the table and waits until it has all rows. */
 export async function openTable(page, count) {
   await page.goto(`${CONSOLE}/sandboxes`)

@@ -84,10 +84,14 @@ export const useSnapshots = (all = true) =>
 /** Object whose lineage is shown: a sandbox, or a snapshot. */
 export type LineageOf = { sandboxID: string } | { snapshotID: string }
 
-export const useLineage = (of: LineageOf | undefined) =>
+/** `unfold` are snapshots whose series of automatic snapshots are shown one by one. */
+export const useLineage = (of: LineageOf | undefined, unfold: string[] = []) =>
   useQuery({
-    queryKey: ['lineage', of],
-    queryFn: async ({ signal }) => data(await api.GET('/lineage', { params: { query: of }, signal }))!,
+    queryKey: ['lineage', of, unfold.join(',')],
+    queryFn: async ({ signal }) => {
+      const query = { ...of, unfold: unfold.join(',') || undefined }
+      return data(await api.GET('/lineage', { params: { query }, signal }))!
+    },
     enabled: of !== undefined,
     refetchInterval: polled,
     placeholderData: keepPreviousData,
@@ -134,6 +138,14 @@ export const useTemplates = () =>
     queryKey: ['templates'],
     queryFn: async ({ signal }) => data(await api.GET('/templates', { signal }))!,
     staleTime: 10_000,
+  })
+
+/** Recipes of the stock templates of the host. */
+export const useRecipes = (enabled: boolean) =>
+  useQuery({
+    queryKey: ['recipes'],
+    queryFn: async ({ signal }) => data(await api.GET('/recipes', { signal }))!,
+    enabled,
   })
 
 export const useHost = (enabled = true) =>

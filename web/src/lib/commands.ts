@@ -104,6 +104,17 @@ export const commands = {
     method: 'DELETE',
     path: `/sandboxes/${id(sandbox)}`,
   }),
+  /** Follows the console log. The call returns the last lines. */
+  logs: (sandbox: string): Command => ({
+    jiffy: ['logs', '-f', sandbox],
+    method: 'GET',
+    path: `/v2/sandboxes/${id(sandbox)}/logs?limit=1000`,
+  }),
+  connections: (sandbox: string): Command => ({
+    jiffy: ['logs', '--network', sandbox],
+    method: 'GET',
+    path: `/sandboxes/${id(sandbox)}/connections?limit=1000`,
+  }),
   processes: (sandbox: string): Command => ({
     jiffy: ['processes', sandbox],
     method: 'GET',

@@ -47,6 +47,12 @@ export const functionCommands = {
     method: 'DELETE',
     path: path(name),
   }),
+  /** Follows the log. The call returns the retained lines. */
+  logs: (name: string): Command => ({
+    jiffy: ['function', 'logs', '-f', name],
+    method: 'GET',
+    path: path(name, '/logs'),
+  }),
   invoke(name: string, method: string, request: string, text?: string): Command {
     const words = ['function', 'invoke', `--method=${method}`]
     if (text !== undefined) words.push('--header=content-type: text/plain', '--data=@-')

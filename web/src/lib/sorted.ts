@@ -5,6 +5,14 @@ const text = new Intl.Collator(undefined, { numeric: true })
 
 type Value = (sandbox: Sandbox) => string | number
 
+/** A sorted list with the list from which it was created. */
+interface Former {
+  sandboxes: Sandbox[]
+  sorted: Sandbox[]
+  of: Value
+  isDescending: boolean
+}
+
 /** Sorts sandboxes by a value. Equal values retain their order. */
 function sort(sandboxes: Sandbox[], of: Value, isDescending: boolean): Sandbox[] {
   const sign = isDescending ? -1 : 1
@@ -17,25 +25,50 @@ function sort(sandboxes: Sandbox[], of: Value, isDescending: boolean): Sandbox[]
 }
 
 /**
- * Returns the sandboxes in order. If few of them have changed, the former order is sorted again, which
- * needs few comparisons.
+ * Returns the former order with the changed sandboxes. `undefined` if another comparison of the
+ * values is needed: sandboxes were added, removed or moved, or a value has changed.
  */
+function replaced(former: Former, sandboxes: Sandbox[]): Sandbox[] | undefined {
+  if (former.sandboxes.length !== sandboxes.length) return undefined
+  const changed = new Map<Sandbox, Sandbox>()
+  for (let at = 0; at < sandboxes.length; at++) {
+    const [old, now] = [former.sandboxes[at]!, sandboxes[at]!]
+    if (old === now) continue
+    if (old.sandboxID !== now.sandboxID || former.of(old) !== former.of(now)) return undefined
+    changed.set(old, now)
+  }
+  return former.sorted.map((sandbox) => changed.get(sandbox) ?? sandbox)
+}
+
+/** Sorts the former order again, which needs few comparisons if few sandboxes have changed. */
+function sortedAgain(former: Former, sandboxes: Sandbox[]): Sandbox[] {
+  const left = new Map(sandboxes.map((sandbox) => [sandbox.sandboxID, sandbox]))
+  const start: Sandbox[] = []
+  for (const { sandboxID } of former.sorted) {
+    const sandbox = left.get(sandboxID)
+    if (sandbox && left.delete(sandboxID)) start.push(sandbox)
+  }
+  return sort([...left.values(), ...start], former.of, former.isDescending)
+}
+
+/** Returns the sandboxes in order. A change of few sandboxes of a long list takes little time. */
 export function useSorted(sandboxes: Sandbox[], of: Value, isDescending: boolean): Sandbox[] {
-  const former = useRef<{ ids: string[]; of: Value; isDescending: boolean }>(undefined)
+  const former = useRef<Former>(undefined)
   return useMemo(() => {
     const last = former.current
-    let start: Sandbox[]
-    if (last?.of === of && last.isDescending === isDescending) {
-      const left = new Map(sandboxes.map((sandbox) => [sandbox.sandboxID, sandbox]))
-      start = []
-      for (const id of last.ids) {
-        const sandbox = left.get(id)
-        if (sandbox && left.delete(id)) start.push(sandbox)
-      }
-      start.unshift(...left.values())
-    } else start = [...sandboxes]
-    const sorted = sort(start, of, isDescending)
-    former.current = { ids: sorted.map((sandbox) => sandbox.sandboxID), of, isDescending }
+    const sorted =
+      last?.of === of && last.isDescending === isDescending
+        ? (replaced(last, sandboxes) ?? sortedAgain(last, sandboxes))
+        : sort([...sandboxes], of, isDescending)
+    former.current = { sandboxes, sorted, of, isDescending }
     return sorted
   }, [sandboxes, of, isDescending])
+}
+
+/** Returns the same list as before if its elements are equal. */
+export function useStable(ids: string[]): string[] {
+  const former = useRef(ids)
+  const last = former.current
+  if (last !== ids && (last.length !== ids.length || ids.some((id, at) => id !== last[at]))) former.current = ids
+  return former.current
 }

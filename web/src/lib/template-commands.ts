@@ -65,6 +65,21 @@ export const templateCommands = {
       path: '/v3/templates',
     }
   },
+  /** Builds a stock template. The command line builds it on the host on which it runs. */
+  recipe: (name: string): Command => ({
+    jiffy: ['template', 'build', name],
+    method: 'POST',
+    path: `/recipes/${encodeURIComponent(name)}/build`,
+  }),
+  recipeLog: (name: string): Command => ({
+    method: 'GET',
+    path: `/recipes/${encodeURIComponent(name)}/build`,
+  }),
+  /** The command line shows the log of a build only while it starts the build. */
+  log: (template: string, build: string): Command => ({
+    method: 'GET',
+    path: `${path(template)}/builds/${encodeURIComponent(build)}/logs`,
+  }),
   remove: (template: string, name: string): Command => ({
     jiffy: ['template', 'rm', '--', name],
     method: 'DELETE',

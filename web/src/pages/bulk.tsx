@@ -1,11 +1,11 @@
 import { useRef, useState } from 'react'
 import { messageOf, type Sandbox } from '../api/client'
 import { useRefresh } from '../api/queries'
-import type { SandboxAction } from '../lib/actions'
+import { MAX_FORK, type SandboxAction } from '../lib/actions'
 import { count } from '../lib/format'
 import { visible } from '../lib/visible'
 import { AsCommand } from '../ui/as-command'
-import { Button, Dialog } from '../ui/controls'
+import { Button, Dialog, Field } from '../ui/controls'
 
 type Progress = 'waiting' | 'running' | 'done' | { error: string }
 
@@ -32,6 +32,8 @@ export function BulkDialog({
   const [progress, setProgress] = useState<Record<string, Progress>>({})
   const [phase, setPhase] = useState<'confirm' | 'running' | 'done'>('confirm')
   const stop = useRef(false)
+  const [number, setNumber] = useState('1')
+  const copies = Math.min(MAX_FORK, Math.max(1, Math.trunc(Number(number)) || 1))
   const refresh = useRefresh()
 
   const start = async () => {
@@ -42,7 +44,7 @@ export function BulkDialog({
       for (let next = queue.shift(); next && !stop.current; next = queue.shift()) {
         set(next.sandboxID, 'running')
         try {
-          await action.run(next.sandboxID)
+          await action.run(next.sandboxID, copies)
           set(next.sandboxID, 'done')
         } catch (error) {
           set(next.sandboxID, { error: messageOf(error) })
@@ -75,6 +77,23 @@ export function BulkDialog({
       {skipped > 0 && (
         <p className="muted">{count(skipped, 'sandbox is', 'sandboxes are')} not in a suitable state and skipped.</p>
       )}
+      {phase === 'confirm' && action.effect && <p>{action.effect}</p>}
+      {phase === 'confirm' && action.hasCount && (
+        <Field
+          id="bulk-copies"
+          label="Copies of each sandbox"
+          hint={`Together ${count(targets.length * copies, 'new sandbox', 'new sandboxes')}`}>
+          <input
+            id="bulk-copies"
+            className="input"
+            type="number"
+            min={1}
+            max={MAX_FORK}
+            value={number}
+            onChange={(e) => setNumber(e.target.value)}
+          />
+        </Field>
+      )}
       {phase !== 'confirm' && (
         <p role="status">
           {done} of {targets.length} done{failures.length > 0 && `, ${failures.length} failed`}
@@ -101,7 +120,7 @@ export function BulkDialog({
         {phase === 'confirm' && targets.length > SHOWN && <li className="muted">and {targets.length - SHOWN} more</li>}
       </ul>
       {phase === 'confirm' && targets.length > 0 && targets.length <= MAX_COMMANDS && (
-        <AsCommand command={targets.map((s) => action.command(s.sandboxID))} />
+        <AsCommand command={targets.map((s) => action.command(s.sandboxID, copies))} />
       )}
       <div className="buttons">
         {phase === 'confirm' && (

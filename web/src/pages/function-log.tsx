@@ -1,10 +1,12 @@
-import { useEffect, useRef, useState } from 'react'
+import { useEffect, useMemo, useState } from 'react'
 import { api, data, type Schemas } from '../api/client'
 import { useFilters } from '../lib/filters'
 import { count } from '../lib/format'
+import { functionCommands } from '../lib/function-commands'
 import { visible } from '../lib/visible'
 import { Copy, Empty, Problem, Skeleton } from '../ui/controls'
 import { FilterSelect, SearchField } from '../ui/filters'
+import { LogLines, ViewCommand } from '../ui/log-lines'
 
 type Entry = Schemas['FunctionLogEntry']
 
@@ -46,17 +48,16 @@ function useLog(name: string) {
 export function FunctionLog({ name }: { name: string }) {
   const [search, update] = useFilters<{ q?: string; stream?: string }>()
   const [follow, setFollow] = useState(true)
-  const scroller = useRef<HTMLDivElement>(null)
   const { entries, error, retry } = useLog(name)
   const wanted = (search.q ?? '').toLowerCase()
-  const shown = (entries ?? []).filter((e) => {
-    if (search.stream && e.stream !== search.stream) return false
-    return !wanted || e.text.toLowerCase().includes(wanted) || e.requestID.startsWith(wanted)
-  })
-  useEffect(() => {
-    const box = scroller.current
-    if (follow && box) box.scrollTop = box.scrollHeight
-  }, [follow, shown.length])
+  const shown = useMemo(
+    () =>
+      (entries ?? []).filter((e) => {
+        if (search.stream && e.stream !== search.stream) return false
+        return !wanted || e.text.toLowerCase().includes(wanted) || e.requestID.startsWith(wanted)
+      }),
+    [entries, search.stream, wanted],
+  )
   if (error !== undefined && !entries) return <Problem error={error} onRetry={retry} />
   if (!entries) return <Skeleton rows={8} />
   return (
@@ -87,27 +88,25 @@ export function FunctionLog({ name }: { name: string }) {
           <p>Output and failures of requests appear here.</p>
         </Empty>
       ) : (
-        <div
-          className="log plain-log mono"
-          ref={scroller}
-          tabIndex={0}
-          role="log"
-          aria-label="Log of the function"
-          aria-live="off"
-          onWheel={(e) => {
-            if (e.deltaY < 0) setFollow(false)
-          }}>
-          {shown.map((e) => (
-            <div key={e.sequence} className={e.stream === 'stdout' ? undefined : 'error'}>
+        <LogLines
+          lines={shown}
+          label="Log of the function"
+          className="wrapped"
+          isFollowed={follow}
+          onLeave={() => setFollow(false)}
+          classOf={(e) => (e.stream === 'stdout' ? undefined : 'error')}
+          draw={(e) => (
+            <>
               <time title={e.timestamp}>{e.timestamp.slice(11, 19)}</time>
               <span className="muted" title={`Request ${e.requestID}`}>
                 {e.requestID.slice(0, 8)} {e.stream}
               </span>{' '}
               {visible(e.text)}
-            </div>
-          ))}
-        </div>
+            </>
+          )}
+        />
       )}
+      <ViewCommand command={functionCommands.logs(name)} />
     </div>
   )
 }

@@ -1,12 +1,17 @@
 import { memo } from 'react'
-import { Link, useNavigate } from '@tanstack/react-router'
+import { useNavigate } from '@tanstack/react-router'
 import type { Sandbox, Schemas } from '../api/client'
 import { useNow } from '../api/queries'
 import { type SandboxAction, sandboxActions } from '../lib/actions'
 import { bytes, bytesOf, countDown, duration, localTime, mib, remaining, utcTime } from '../lib/format'
+import { stateReason } from '../lib/state-reason'
 import { visible } from '../lib/visible'
 import { Menu } from '../ui/controls'
+import { PlainLink } from '../ui/plain-link'
 import { StateBadge } from '../ui/state-badge'
+
+/** Maximum length of a reason in the table. The title of the cell has the complete text. */
+const MAX_REASON = 200
 
 interface Props {
   index: number
@@ -65,6 +70,7 @@ export const SandboxRow = memo(
     const navigate = useNavigate()
     const id = sandbox.sandboxID
     const name = sandbox.name ?? id
+    const reason = stateReason(sandbox)
     const open = (tab: string) => void navigate({ to: `/sandboxes/$id/${tab}` as never, params: { id } as never })
     return (
       <tr
@@ -85,13 +91,18 @@ export const SandboxRow = memo(
           />
         </td>
         <td className="name">
-          <Link to="/sandboxes/$id" params={{ id }} title={id}>
+          <PlainLink to={`/sandboxes/${id}`} title={id}>
             {visible(name)}
-          </Link>
+          </PlainLink>
           {sandbox.name && <code className="sub">{id.slice(0, 8)}</code>}
         </td>
         <td>
           <StateBadge state={sandbox.state} />
+          {reason && (
+            <span className="sub reason" title={visible(reason)}>
+              {visible(reason.slice(0, MAX_REASON))}
+            </span>
+          )}
         </td>
         <td className="card-line">{visible(sandbox.alias)}</td>
         {props.metadata.map((key) => {
@@ -146,7 +157,7 @@ export const SandboxRow = memo(
         <td className="actions-cell">
           <Menu
             label={`Actions on ${visible(name)}`}
-            entries={[
+            entries={() => [
               { label: 'Terminal', icon: 'command', onSelect: () => open('terminal') },
               { label: 'Files', icon: 'folder', onSelect: () => open('files') },
               { label: 'Lineage', icon: 'lineage', onSelect: () => open('lineage') },

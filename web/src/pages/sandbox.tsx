@@ -1,9 +1,9 @@
 import { useEffect, useState } from 'react'
 import { Link, Outlet, useLocation, useNavigate, useParams } from '@tanstack/react-router'
-import { api, data, isNotFound, type SandboxDetail, messageOf } from '../api/client'
+import { api, isNotFound, type SandboxDetail, messageOf } from '../api/client'
 import { useNow, useRefresh, useSandbox } from '../api/queries'
 import { useSession } from '../session'
-import { actionOf, EXTENSION_S, type SandboxAction } from '../lib/actions'
+import { actionOf, EXTENSION_S, fork, MAX_FORK, type SandboxAction } from '../lib/actions'
 import { commands } from '../lib/commands'
 import { countDown, duration, remaining } from '../lib/format'
 import { visible } from '../lib/visible'
@@ -376,8 +376,6 @@ export function PromoteDialog({ id, onClose }: { id: string; onClose: () => void
   )
 }
 
-const MAX_FORK = 100
-
 export function ForkDialog({
   sandbox,
   onClose,
@@ -389,15 +387,10 @@ export function ForkDialog({
   const id = sandbox.sandboxID
   const count = Math.min(MAX_FORK, Math.max(1, Number(number) || 1))
   const run = async () => {
-    const children = data(
-      await api.POST('/sandboxes/{sandboxID}/fork', { params: { path: { sandboxID: id } }, body: { count } }),
-    )!
-    const failures = children.filter((child) => child.error)
-    const started = children.length - failures.length
-    if (failures[0]?.error) {
-      const message = `${failures.length} of ${children.length} forks failed: ${failures[0].error.message}`
-      if (started === 0) throw new Error(message)
-      notify(message, true)
+    const { started, failure } = await fork(id, count)
+    if (failure) {
+      if (started === 0) throw new Error(failure)
+      notify(failure, true)
     }
     notify(`Started ${started} ${started === 1 ? 'fork' : 'forks'}`)
   }

@@ -1,24 +1,39 @@
 import { useState } from 'react'
-import { api, data } from '../api/client'
+import { api, data, messageOf, type Schemas } from '../api/client'
 import { DockerfileError, parseDockerfile } from '../lib/dockerfile'
 import { type Build, templateCommands } from '../lib/template-commands'
-import { useTemplates } from '../api/queries'
+import { useRecipes, useTemplates } from '../api/queries'
+import { useSession } from '../session'
 import { visible } from '../lib/visible'
 import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Field } from '../ui/controls'
-import { nameOf } from './templates'
+import { nameOf, RECIPE } from './templates'
 
-type Source = 'dockerfile' | 'image' | 'template'
+type Source = 'dockerfile' | 'image' | 'template' | 'recipe'
 
-/** Builds a template from the text of a Dockerfile, an image, or another template with commands. */
+/** Texts of the states of recipes. */
+const states: Record<Schemas['RecipeState'], string> = {
+  missing: 'not built',
+  outdated: 'outdated',
+  ready: 'up to date',
+  building: 'being built',
+}
+
+/**
+ * Builds a template from the text of a Dockerfile, an image, another template with commands, or the
+ * recipe of a stock template.
+ */
 export function BuildDialog({ onClose, onStarted }: { onClose: () => void; onStarted: (id: string) => void }) {
   const templates = useTemplates().data ?? []
+  const { isAdmin } = useSession()
+  const recipes = useRecipes(isAdmin)
   const [form, setForm] = useState({
     name: '',
     source: 'dockerfile' as Source,
     dockerfile: 'FROM base\nRUN ',
     image: 'python:3.12',
     template: 'base',
+    recipe: 'base',
     commands: '',
     start: '',
     ready: '',
@@ -56,7 +71,14 @@ export function BuildDialog({ onClose, onStarted }: { onClose: () => void; onSta
     commands: form.source === 'dockerfile' ? [] : commands,
     ...(form.start ? { start: form.start, ready: form.ready || undefined } : {}),
   }
+  const isRecipe = form.source === 'recipe'
   const run = async () => {
+    if (isRecipe) {
+      await api.POST('/recipes/{recipe}/build', { params: { path: { recipe: form.recipe } } })
+      setStarted(RECIPE + form.recipe)
+      onStarted(RECIPE + form.recipe)
+      return
+    }
     const { templateID, buildID } = data(await api.POST('/v3/templates', { body: { name: form.name } }))!
     await api.POST('/v2/templates/{templateID}/builds/{buildID}', { params: { path: { templateID, buildID } }, body })
     setStarted(`${templateID}/${buildID}`)
@@ -80,28 +102,31 @@ export function BuildDialog({ onClose, onStarted }: { onClose: () => void; onSta
       label="Build"
       wide
       isOpenAfterwards
-      disabled={!form.name || problem !== undefined || started !== undefined}
-      command={templateCommands.build(build, body)}
+      disabled={(!isRecipe && !form.name) || problem !== undefined || started !== undefined}
+      command={isRecipe ? templateCommands.recipe(form.recipe) : templateCommands.build(build, body)}
       onClose={onClose}
       run={run}>
       <div className="form-grid">
-        <Field id="template-name" label="Name" hint="Optionally with a tag: name:tag">
-          <input
-            id="template-name"
-            className="input"
-            required
-            autoFocus
-            value={form.name}
-            onChange={set('name')}
-            autoComplete="off"
-            spellCheck={false}
-          />
-        </Field>
+        {!isRecipe && (
+          <Field id="template-name" label="Name" hint="Optionally with a tag: name:tag">
+            <input
+              id="template-name"
+              className="input"
+              required
+              autoFocus
+              value={form.name}
+              onChange={set('name')}
+              autoComplete="off"
+              spellCheck={false}
+            />
+          </Field>
+        )}
         <Field id="build-source" label="Source">
           <select id="build-source" className="select" value={form.source} onChange={set('source')}>
             <option value="dockerfile">Dockerfile</option>
             <option value="image">Image with commands</option>
             <option value="template">Template with commands</option>
+            {isAdmin && <option value="recipe">Recipe of a stock template</option>}
           </select>
         </Field>
         {form.source === 'dockerfile' && (
@@ -132,7 +157,24 @@ export function BuildDialog({ onClose, onStarted }: { onClose: () => void; onSta
             </select>
           </Field>
         )}
-        {form.source !== 'dockerfile' && (
+        {isRecipe && (
+          <Field
+            id="build-recipe"
+            label="Recipe"
+            whole
+            problem={recipes.error ? messageOf(recipes.error) : undefined}
+            hint="Installs Debian packages on the host, which takes minutes. An up-to-date template is not built again">
+            <select id="build-recipe" className="select" value={form.recipe} onChange={set('recipe')}>
+              {recipes.data?.map(({ name, from, state }) => (
+                <option key={name} value={name}>
+                  {visible(name)}
+                  {from ? ` (extends ${visible(from)})` : ''}: {states[state]}
+                </option>
+              ))}
+            </select>
+          </Field>
+        )}
+        {(form.source === 'image' || form.source === 'template') && (
           <Field id="build-commands" label="Commands" whole hint="One per line, run as root in a sandbox of the build">
             <textarea
               id="build-commands"
@@ -144,8 +186,8 @@ export function BuildDialog({ onClose, onStarted }: { onClose: () => void; onSta
             />
           </Field>
         )}
-        {text('start', 'Start command', 'Optional: runs in each new sandbox')}
-        {form.start && text('ready', 'Ready command', 'Succeeds once the start command is ready')}
+        {!isRecipe && text('start', 'Start command', 'Optional: runs in each new sandbox')}
+        {!isRecipe && form.start && text('ready', 'Ready command', 'Succeeds once the start command is ready')}
       </div>
     </ConfirmDialog>
   )

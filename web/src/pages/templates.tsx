@@ -13,10 +13,13 @@ import { Button, Empty, Menu, Problem, Skeleton, Time } from '../ui/controls'
 import { SortHeading } from '../ui/sort-heading'
 import { SearchField } from '../ui/filters'
 import { BuildDialog } from './template-build'
-import { BuildBadge, BuildLog, HistoryDialog } from './template-log'
+import { BuildBadge, BuildLog, HistoryDialog, RecipeLog } from './template-log'
 import { TagsDialog } from './template-tags'
 
 export type Template = Schemas['Template'] | NonNullable<ReturnType<typeof useTemplates>['data']>[number]
+
+/** Prefix of the parameter `build` for the build of a recipe. */
+export const RECIPE = 'recipe:'
 
 export const nameOf = (t: Template) => t.names[0] ?? t.templateID
 
@@ -30,7 +33,9 @@ export function TemplatesPage() {
   const [dialog, setDialog] = useState<
     { kind: 'build' } | { kind: 'remove' | 'publish' | 'history' | 'tags'; template: Template }
   >()
-  const reload = () => void queries.invalidateQueries({ queryKey: ['templates'] })
+  const reload = () => {
+    for (const key of ['templates', 'recipes']) void queries.invalidateQueries({ queryKey: [key] })
+  }
   const uses = useMemo(() => {
     const found = new Map<string, number>()
     for (const s of sandboxes ?? []) found.set(s.alias, (found.get(s.alias) ?? 0) + 1)
@@ -55,7 +60,13 @@ export function TemplatesPage() {
     sort,
     onSort: (next: string) => void navigate({ to: '/templates', search: { ...search, sort: next }, replace: true }),
   }
-  const running = search.build?.split('/')
+  // The builds of recipes have no ids.
+  const recipe = search.build?.startsWith(RECIPE) ? search.build.slice(RECIPE.length) : undefined
+  const running = recipe === undefined ? search.build?.split('/') : undefined
+  const closeLog = () => {
+    reload()
+    void navigate({ to: '/templates', search: { ...search, build: undefined } })
+  }
   return (
     <div className="page fill">
       <header className="page-head">
@@ -240,16 +251,8 @@ export function TemplatesPage() {
             : 'All keys of this host can create sandboxes from it.'}
         </ConfirmDialog>
       )}
-      {running?.[0] && running[1] && (
-        <BuildLog
-          template={running[0]}
-          build={running[1]}
-          onClose={() => {
-            reload()
-            void navigate({ to: '/templates', search: { ...search, build: undefined } })
-          }}
-        />
-      )}
+      {running?.[0] && running[1] && <BuildLog template={running[0]} build={running[1]} onClose={closeLog} />}
+      {recipe !== undefined && <RecipeLog recipe={recipe} onClose={closeLog} />}
     </div>
   )
 }

@@ -1,7 +1,6 @@
-import { useEffect, useMemo, useRef, useState } from 'react'
+import { useMemo, useState } from 'react'
 import { useNavigate, useParams, useSearch } from '@tanstack/react-router'
 import { keepPreviousData, useQuery } from '@tanstack/react-query'
-import { useVirtualizer } from '@tanstack/react-virtual'
 import { api, callJson, data, guestPath } from '../api/client'
 import { useRefresh, useSandbox } from '../api/queries'
 import { useSession } from '../session'
@@ -11,7 +10,9 @@ import { visible } from '../lib/visible'
 import { ConfirmDialog } from '../ui/confirm-dialog'
 import { Button, Copy, Empty, Field, Problem, Skeleton, Time } from '../ui/controls'
 import { FilterSelect, SearchField } from '../ui/filters'
+import { LogLines, ViewCommand } from '../ui/log-lines'
 
+/** Height of a placeholder of a line, in pixels. */
 const LINE = 19
 
 function useId(): string {
@@ -25,7 +26,6 @@ export function ConsoleTab() {
   const navigate = useNavigate()
   const query = search.q ?? ''
   const [follow, setFollow] = useState(true)
-  const scroller = useRef<HTMLDivElement>(null)
   const logs = useQuery({
     queryKey: ['logs', id],
     queryFn: async ({ signal }) =>
@@ -43,15 +43,6 @@ export function ConsoleTab() {
     () => (wanted ? lines.filter((l) => l.message.toLowerCase().includes(wanted)) : lines),
     [lines, wanted],
   )
-  const virtual = useVirtualizer({
-    count: shown.length,
-    getScrollElement: () => scroller.current,
-    estimateSize: () => LINE,
-    overscan: 30,
-  })
-  useEffect(() => {
-    if (follow && shown.length > 0) virtual.scrollToIndex(shown.length - 1)
-  }, [follow, shown.length, shown.at(-1)?.message])
   const text = () => lines.map((l) => l.message).join('\n')
   const download = () => {
     const url = URL.createObjectURL(new Blob([text()], { type: 'application/octet-stream' }))
@@ -91,34 +82,21 @@ export function ConsoleTab() {
       {lines.length === 0 ? (
         <Empty title="The console has no output" command={`jiffy logs ${id}`} />
       ) : (
-        <div
-          className="log"
-          ref={scroller}
-          tabIndex={0}
-          role="log"
-          aria-label="Console log"
-          aria-live="off"
-          onWheel={(e) => {
-            if (e.deltaY < 0) setFollow(false)
-          }}>
-          <div style={{ height: virtual.getTotalSize(), position: 'relative' }}>
-            {virtual.getVirtualItems().map((item) => {
-              const line = shown[item.index]
-              return (
-                line && (
-                  <div
-                    key={item.key}
-                    className={`log-line ${line.level}`}
-                    style={{ transform: `translateY(${item.start}px)` }}>
-                    <time title={line.timestamp}>{line.timestamp.slice(11, 19)}</time>
-                    {visible(line.message)}
-                  </div>
-                )
-              )
-            })}
-          </div>
-        </div>
+        <LogLines
+          lines={shown}
+          label="Console log"
+          isFollowed={follow}
+          onLeave={() => setFollow(false)}
+          classOf={(line) => line.level}
+          draw={(line) => (
+            <>
+              <time title={line.timestamp}>{line.timestamp.slice(11, 19)}</time>
+              {visible(line.message)}
+            </>
+          )}
+        />
       )}
+      <ViewCommand command={commands.logs(id)} />
     </div>
   )
 }
@@ -253,6 +231,7 @@ export function ConnectionsTab() {
           </table>
         </div>
       )}
+      <ViewCommand command={commands.connections(id)} />
       {rule && (
         <ConfirmDialog
           title={rule.kind === 'allow' ? 'Allow this host?' : 'Deny this address?'}

@@ -1,4 +1,4 @@
-import { type ButtonHTMLAttributes, type ReactNode, useEffect, useState } from 'react'
+import { type ButtonHTMLAttributes, type ReactNode, useEffect, useRef, useState } from 'react'
 import { Dialog as RadixDialog, DropdownMenu } from 'radix-ui'
 import { CallError, messageOf } from '../api/client'
 import { visible } from '../lib/visible'
@@ -134,39 +134,71 @@ export interface MenuEntry {
   onSelect: () => void
 }
 
+type MenuEntries = (MenuEntry | 'line')[]
+
+/** A menu that a button opens. A function creates the entries when the menu is opened. */
 export function Menu({
   label,
   entries,
   trigger,
 }: {
   label: string
-  entries: (MenuEntry | 'line')[]
+  entries: MenuEntries | (() => MenuEntries)
   trigger?: ReactNode
 }) {
+  // Tables have a menu in each row. Until its first use, it consists of its button only, which takes
+  // less time to draw.
+  const [use, setUse] = useState<'mouse' | 'keyboard'>()
+  const button = { look: 'ghost', small: true, icon: 'more', label } as const
+  if (!trigger && !use) {
+    return (
+      <Button
+        {...button}
+        aria-haspopup="menu"
+        aria-expanded={false}
+        // Clicks by the keyboard have no count.
+        onClick={(event) => setUse(event.detail === 0 ? 'keyboard' : 'mouse')}
+      />
+    )
+  }
   return (
-    <DropdownMenu.Root modal={false}>
-      <DropdownMenu.Trigger asChild>
-        {trigger ?? <Button look="ghost" small icon="more" label={label} />}
-      </DropdownMenu.Trigger>
+    <DropdownMenu.Root modal={false} defaultOpen={use !== undefined}>
+      <DropdownMenu.Trigger asChild>{trigger ?? <Button {...button} />}</DropdownMenu.Trigger>
       <DropdownMenu.Portal>
         <DropdownMenu.Content className="menu" align="end" sideOffset={4} aria-label={label}>
-          {entries.map((entry, index) =>
-            entry === 'line' ? (
-              <DropdownMenu.Separator key={index} className="menu-line" />
-            ) : (
-              <DropdownMenu.Item
-                key={entry.label}
-                className={`menu-item${entry.danger ? ' danger' : ''}`}
-                disabled={entry.disabled}
-                onSelect={entry.onSelect}>
-                {entry.icon && <Icon name={entry.icon} />}
-                {entry.label}
-              </DropdownMenu.Item>
-            ),
-          )}
+          <MenuItems entries={entries} isFirstFocused={use === 'keyboard'} />
         </DropdownMenu.Content>
       </DropdownMenu.Portal>
     </DropdownMenu.Root>
+  )
+}
+
+function MenuItems({
+  entries,
+  isFirstFocused,
+}: {
+  entries: MenuEntries | (() => MenuEntries)
+  isFirstFocused: boolean
+}) {
+  const first = useRef<HTMLDivElement>(null)
+  useEffect(() => {
+    if (isFirstFocused) first.current?.focus()
+  }, [isFirstFocused])
+  const list = typeof entries === 'function' ? entries() : entries
+  return list.map((entry, index) =>
+    entry === 'line' ? (
+      <DropdownMenu.Separator key={index} className="menu-line" />
+    ) : (
+      <DropdownMenu.Item
+        key={entry.label}
+        ref={index === 0 ? first : undefined}
+        className={`menu-item${entry.danger ? ' danger' : ''}`}
+        disabled={entry.disabled}
+        onSelect={entry.onSelect}>
+        {entry.icon && <Icon name={entry.icon} />}
+        {entry.label}
+      </DropdownMenu.Item>
+    ),
   )
 }
 

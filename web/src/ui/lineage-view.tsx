@@ -6,12 +6,16 @@ import { useSession } from '../session'
 import { commands } from '../lib/commands'
 import { bytes, count, duration } from '../lib/format'
 import { type Lane, lineage, type Point, type Tree } from '../lib/lineage'
+import { stateReason } from '../lib/state-reason'
 import { visible } from '../lib/visible'
 import { ForkDialog, PromoteDialog } from '../pages/sandbox'
 import { ConfirmDialog } from './confirm-dialog'
 import { Button, CopyId, Empty, Field, Problem, Skeleton, Time } from './controls'
 import { LineageGraph, purposeName, type Selected } from './lineage-graph'
 import { StateBadge } from './state-badge'
+
+/** Maximum number of unfolded series, as in the API. */
+const MAX_UNFOLDED = 100
 
 /** The tree of a sandbox or snapshot, with actions on points and lanes. */
 export function LineageView({
@@ -29,7 +33,8 @@ export function LineageView({
 }) {
   // The graph does not wait for this list, which may be long.
   const sandboxes = useSandboxes()
-  const answer = useLineage(of)
+  const [unfolded, setUnfolded] = useState<string[]>([])
+  const answer = useLineage(of, unfolded)
   const tree = useMemo(() => answer.data && lineage(answer.data, sandboxes.data ?? []), [answer.data, sandboxes.data])
   if (answer.error && !answer.data) return <Problem error={answer.error} onRetry={() => void answer.refetch()} />
   if (!tree) return <Skeleton rows={8} />
@@ -61,6 +66,7 @@ export function LineageView({
         {!selected && (
           <div className="card-body muted">
             Select a point to roll back, fork, create from it or compare it. Time runs downward; each lane is a sandbox.
+            {unfolded.length > 0 && ' Series of automatic snapshots are shown one by one.'}
             {tree.truncated && ' The tree has more than 5,000 objects: only the nearest ones are shown.'}
           </div>
         )}
@@ -71,7 +77,16 @@ export function LineageView({
             tree={tree}
             isComplete={sandboxes.data !== undefined}
             sandbox={sandbox}
+            // The newest series are unfolded if a user unfolds more than the API permits.
+            onUnfold={(id) => setUnfolded((ids) => [...ids, id].slice(-MAX_UNFOLDED))}
           />
+        )}
+        {unfolded.length > 0 && (
+          <div className="card-body">
+            <Button small onClick={() => setUnfolded([])}>
+              Fold series of snapshots
+            </Button>
+          </div>
         )}
         {selected && 'lane' in selected && selected.lane.state && (
           <LanePanel key={selected.lane.sandbox} lane={selected.lane} state={selected.lane.state} />
@@ -84,7 +99,9 @@ export function LineageView({
 function LanePanel({ lane, state }: { lane: Lane; state: Sandbox['state'] }) {
   // A sandbox that is not in the list yet is requested.
   const requested = useSandbox(lane.sandbox, lane.live === undefined).data
-  const forkedFrom = (lane.live ?? requested)?.forkedFrom
+  const details = lane.live ?? requested
+  const forkedFrom = details?.forkedFrom
+  const reason = details && stateReason(details)
   const session = useSession()
   const [dialog, setDialog] = useState<'fork' | 'promote'>()
   const id = lane.sandbox
@@ -94,6 +111,7 @@ function LanePanel({ lane, state }: { lane: Lane; state: Sandbox['state'] }) {
         <h2 className="truncate">{visible(lane.name ?? id)}</h2>
         <StateBadge state={state} />
       </div>
+      {reason && <p className="muted">{visible(reason)}</p>}
       <CopyId id={id} />
       <div className="row wrap">
         <Link className="button small" to="/sandboxes/$id" params={{ id }}>
@@ -173,12 +191,15 @@ function PointPanel({
   tree,
   isComplete,
   sandbox,
+  onUnfold,
 }: {
   point: Point
   tree: Tree
   /** Whether the details of all sandboxes are known. */
   isComplete: boolean
   sandbox?: string
+  /** Shows the snapshots of a series one by one. */
+  onUnfold: (id: string) => void
 }) {
   const session = useSession()
   const navigate = useNavigate()
@@ -217,7 +238,15 @@ function PointPanel({
         {point.count > 1 && (
           <>
             <dt>Snapshots</dt>
-            <dd>{count(point.count, 'snapshot')}, of which the newest is used</dd>
+            <dd>
+              {count(point.count, 'snapshot')}, of which the newest is used{' '}
+              {/* Consecutive removed snapshots have no records. */}
+              {exists && (
+                <Button small onClick={() => onUnfold(point.id)}>
+                  Unfold
+                </Button>
+              )}
+            </dd>
           </>
         )}
         <dt>Needed by</dt>
