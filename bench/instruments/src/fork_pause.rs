@@ -55,7 +55,8 @@ pub async fn fork(
                 walls.push(wall);
             }
         }
-        // The goals and references are for one fork at a time.
+        // The goals, and the references (times that another product publishes), are for one fork at
+        // a time.
         let (goal, reference) = match c {
             1 => goals::forks(count, template),
             _ => (None, None),

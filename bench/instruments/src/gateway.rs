@@ -273,8 +273,8 @@ pub async fn code(n: usize, warm_up: usize, server: &ServerOptions) -> anyhow::R
     let (mut created, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..warm_up + n {
         let (sandbox, create_ms) = timed(daemon.create_from("code-interpreter-v1")).await?;
-        // The first execution accesses pages of the kernel for the first time after the restore.
-        // The second one shows the cost without this.
+        // The first execution accesses pages of the interpreter's process for the first time after
+        // the restore. The second execution shows the cost without these accesses.
         let ((), first_ms) = timed(run_one_plus_one(&daemon, &sandbox)).await?;
         let ((), second_ms) = timed(run_one_plus_one(&daemon, &sandbox)).await?;
         daemon.remove(&sandbox.record.id).await?;

@@ -1,5 +1,6 @@
-//! Goals of instruments on a host without VT-x, and values that CubeSandbox publishes for its own
-//! host (16 vCPUs, PVM): total times of a batch, in milliseconds and MiB.
+//! Goals of instruments on a host without VT-x, and *references*: total times of a batch that
+//! CubeSandbox publishes for its own host (16 vCPUs, PVM). Times are in milliseconds, and memory is
+//! in MiB.
 
 pub use jiffy_benchmark::goals::{CREATE, EXEC, if_sequential, of_base};
 

@@ -63,8 +63,8 @@ impl OwnDaemon {
         };
         let owner = local_daemon::client_over(&home, stream).await?;
         let _: Value = owner.call(Method::GET, path, &()).await?;
-        // The rest of this function is not part of the measured time.
         let first_answer_ms = ms(began.elapsed());
+        // The rest of this function is not part of the measured time.
         let text = fs::read_to_string(&output)?;
         let mut lines = text.lines();
         // The port was chosen by the kernel.

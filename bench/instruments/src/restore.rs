@@ -17,7 +17,8 @@ use std::time::Instant;
 
 const SNAPSHOT_ID: &str = "restored";
 
-/// Measures the time from a snapshot to an agent with an assigned identity, `c` at once.
+/// Measures `c` concurrent restores of a snapshot, each from the call until the agent in the guest
+/// has confirmed its new identity (such as its id and host name).
 pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measured> {
     let prepared = Arc::new(prepare_guests().await?);
     let host = Host::open()?;
@@ -122,6 +123,7 @@ pub async fn restore(n: usize, warm_up: usize, c: usize) -> anyhow::Result<Measu
             written), C at once, from the call until the agent has confirmed its new identity; \
             with the memory policy of this host; then `true` in one guest after the other; \
             counters of the VMM from its start to this confirmation",
+        // Not measured.
         limits: "cold page cache; long lineages; guests that have written much",
         ..Measured::new("restore", series, &meter)
     })

@@ -143,7 +143,8 @@ pub async fn dirty(n: usize, server: &ServerOptions) -> anyhow::Result<Measured>
             daemon.exec(&sandbox.id, &write).await?;
             let (second, took) = timed(daemon.capture(&sandbox.id)).await?;
             captured.push(took);
-            // The request completes after the snapshot is stored.
+            // This create completes only when the second snapshot is stored, so nothing still
+            // writes it.
             let child = daemon.create_from_snapshot(&second.id).await?;
             daemon.remove(&child.id).await?;
             clear(&daemon, &[sandbox.id], [&second, &taken].into_iter()).await?;

@@ -68,6 +68,8 @@ impl ClockCorrection {
         if self.is_complete || (low >= -ACCEPTED_ERROR_NS && high <= ACCEPTED_ERROR_NS) {
             return None;
         }
+        // If the clock is changed by the middle of the bounds, its error is at most `half`.
+        // Readings are repeated until `half` is at most half of the accepted error.
         let half = high.saturating_sub(low) / 2;
         if half > ACCEPTED_ERROR_NS / 2 && self.readings < MAX_READINGS {
             return Some(0);

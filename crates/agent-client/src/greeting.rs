@@ -248,9 +248,9 @@ mod tests {
         assert_ne!(received.time_ns, 0, "the identity has no time");
     }
 
-    /// Agent whose clock is wrong by `error_ns`, and which applies its identity in `applied_us`
-    /// according to its own report. It reports new hooks before its first reading. Returns the
-    /// remaining error, the number of readings and the host's result.
+    /// Runs a greeting with an agent whose clock is wrong by `error_ns`, and which reports that it
+    /// applied its identity in `applied_us`. The agent reports new hooks before its first reading.
+    /// Returns the remaining error, the number of readings and the host's result.
     async fn correct(error_ns: i64, applied_us: u64) -> (i64, usize, ReadyAgent) {
         let (host, guest) = UnixStream::pair().unwrap();
         let agent = tokio::spawn(async move {

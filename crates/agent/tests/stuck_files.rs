@@ -117,7 +117,7 @@ async fn an_unresponsive_file_system_affects_only_the_calls_on_it() {
             );
         }
     });
-    // The agent's own calls fail immediately from now on. All other calls work.
+    // From now on, the agent rejects calls on this file system immediately. All other calls work.
     let began = Instant::now();
     let (_, body) = send_request(&agent, list, &path);
     assert!(body.contains("has not answered earlier calls"), "{body}");
@@ -137,8 +137,8 @@ async fn an_unresponsive_file_system_affects_only_the_calls_on_it() {
         "{error:?}"
     );
     let stuck = stuck_calls(&agent);
-    // At least two calls per file system may be stuck. Calls that started at the same time may
-    // exceed this limit, but there were only 13 of them.
+    // The agent rejects calls on a file system on which two calls are stuck. The 13 calls above
+    // started at the same time, before any of them was stuck, and may exceed this limit.
     assert!((2..=13).contains(&stuck), "{stuck}");
     // The remedy in the error message works, and no stuck thread remains.
     let (status, ..) = agent

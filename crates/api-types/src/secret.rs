@@ -71,7 +71,8 @@ pub struct Secret {
     pub updated_at: Moment,
 }
 
-// Bounds of schemas are in characters: these stay below the bounds in bytes with any text.
+// Bounds of schemas are in characters of at most 4 bytes. The 8 entries, names of 32 and values of
+// 64 characters therefore stay below the bounds in bytes: 128, 1,024, and 8,192 in total.
 fn metadata_names() -> serde_json::Value {
     serde_json::json!({ "maxLength": 32 })
 }

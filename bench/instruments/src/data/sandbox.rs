@@ -19,7 +19,7 @@ use tokio::process::Command;
 
 /// Number of megabytes per mebibyte.
 const MIB_IN_MB: f64 = 1.048_576;
-/// Maximum length of output in error messages, in bytes.
+/// Maximum number of bytes that are read from the output and from the errors of the work script.
 const MAX_OUTPUT_BYTES: usize = 1 << 16;
 
 /// Sandbox in which the test server runs.
@@ -108,7 +108,7 @@ impl SandboxSide {
             "stream out",
             receive(stream, STREAM_BYTES).await?,
         ));
-        // The functions return MiB/s, but the rates of streams are in MB/s.
+        // `upload` and `download` return MiB/s, but the rates of streams are in MB/s.
         let up = upload(&self.agent).await? * MIB_IN_MB;
         samples.push(Sample::new("a file up", "MB/s", up));
         let down = download(&self.agent).await? * MIB_IN_MB;
@@ -142,7 +142,8 @@ impl SandboxSide {
         Ok(samples)
     }
 
-    /// `None` for a sandbox of another host, or an engine without KVM.
+    /// Returns the counters of the sandbox's VMM. `None` for a sandbox of another host, or an
+    /// engine without KVM.
     async fn counters(&self) -> Option<Counters> {
         let counters = self.daemon.counters(&self.sandbox.record.id).await;
         counters.ok()

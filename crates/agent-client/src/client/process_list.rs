@@ -6,7 +6,7 @@ use crate::error::ClientError;
 use crate::request_body::RequestBody;
 use hyper::Method;
 
-/// Maximum length of a list in bytes.
+/// Maximum length of a list in bytes. The agent sends about 4 MiB at most. The rest is a margin.
 const MAX_LIST_BYTES: usize = (4 << 20) + 8192;
 /// Maximum length of another response in bytes.
 const MAX_ANSWER_BYTES: usize = 4096;

@@ -57,7 +57,7 @@ pub async fn start(
     request: StartRequest,
     call: &CallInfo,
 ) -> Result<Subscription<GuestProcess>, RpcError> {
-    // Start it in a separate task, so that a started process is registered even if its client
+    // Start the process in a separate task, so that it is registered even if its client
     // disconnects.
     let (agent, call) = (Rc::clone(agent), call.clone());
     let task = tokio::task::spawn_local(async move {
@@ -262,11 +262,11 @@ impl SpawnJob {
             env.insert("TERM".to_owned(), "xterm-256color".to_owned());
         }
         // Later sources replace earlier ones: the sandbox's variables, then the variables of the
-        // request.
+        // request, and then its variables with secrets, which lists of processes do not show.
         env.extend(self.variables.clone());
         env.extend(self.request.process.envs.clone());
-        let hidden = self.request.mounts.iter().flat_map(|m| &m.env);
-        env.extend(hidden.map(|(name, value)| (name.clone(), value.0.clone())));
+        let secrets = self.request.mounts.iter().flat_map(|m| &m.env);
+        env.extend(secrets.map(|(name, value)| (name.clone(), value.0.clone())));
         site::add_missing(&mut env, &self.site_variables);
         env
     }

@@ -55,8 +55,8 @@ impl TestAgent {
         Some(Self::start(&[], Some(&script)))
     }
 
-    /// Starts the agent. `mounts` is a shell script that changes the mounts of its namespace
-    /// before.
+    /// Starts the agent. `mounts` is a shell script that runs before the agent, in its mount
+    /// namespace.
     fn start(arguments: &[&str], mounts: Option<&str>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         // Test users must be able to enter the directory.

@@ -57,9 +57,10 @@ fn has_directories(path: &Path) -> bool {
     })
 }
 
-/// Names on the disk, places in the root, and modes. The layer below the template contains the
-/// first three places. The last place is for podman without root. It is used only if the template
-/// has a directory there, and belongs to the owner of this directory.
+/// Names on the disk, places in the root, and modes. The lowest layer of the root, below the images
+/// of the template, has empty directories at the first three places. The last place is for podman
+/// without root. It is used only if the template has a directory there, and belongs to the owner of
+/// this directory.
 const PLACES: [(&str, &str, u32); 4] = [
     ("docker", "var/lib/docker", 0o710),
     ("containerd", "var/lib/containerd", 0o711),

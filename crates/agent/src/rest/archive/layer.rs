@@ -56,11 +56,12 @@ pub async fn answer(
         layer: true,
     };
     send::stream(agent, contents, move |packer| {
-        // Flushes the file system, since the reads bypass the overlay.
+        // Flushes the file system, since the upper directory is read directly and not through the
+        // overlay.
         // SAFETY: the descriptor is open.
         if unsafe { libc::syncfs(top.as_raw_fd()) } != 0 {
             return Err(ArchiveError::File {
-                action: "write down",
+                action: "flush",
                 entry: "/".to_owned(),
                 source: io::Error::last_os_error(),
             });
@@ -70,6 +71,8 @@ pub async fn answer(
             entry: "/".to_owned(),
             source,
         })?;
+        // The upper directory alone does not show the content of a directory that was renamed. The
+        // packer reads such a directory from the root of the overlay.
         packer.set_overlay(root.into());
         packer.tree(top, b"")?;
         // The files of container storage are outside of the overlay.
