@@ -14,7 +14,8 @@ use percent_encoding::percent_decode_str;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Interval at which the numbers of rejected calls that were only counted are recorded.
+/// Interval at which numbers of rejected calls are recorded. If a client has many rejected calls,
+/// the log counts the further ones instead of recording each of them.
 const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum length of a recorded id, name or header in characters.
 const MAX_TEXT: usize = 128;

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 /// Interval at which the background task polls for revoked keys.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Maximum number of passes over the builds of a key. A later pass finds a build that was being
-/// started while the key was revoked. After these passes, no build of the key can start any longer.
+/// Maximum number of passes over the builds of a key, one per [`POLL_INTERVAL`]: 10 s in total. A
+/// later pass finds a build that was being started while the key was revoked. New requests of the
+/// key are rejected, so a build cannot start long after the revocation.
 const MAX_BUILD_PASSES: u32 = 20;
 /// Time limit for a cancelled build and its sandboxes to terminate.
 const BUILD_END_LIMIT: Duration = Duration::from_secs(30);

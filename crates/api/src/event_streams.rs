@@ -165,7 +165,8 @@ impl EventFollower {
 
     /// Reads the next page of events, and detects events that were removed since the last one.
     async fn read(&mut self) -> Option<FollowedEvents> {
-        // The log was removed: all of its events are new to the client.
+        // If the log does not know the client's last event, the log was removed since. All events
+        // of the new log are then new to the client.
         let feed = self.app.sandboxes.events();
         let lost = self.resumed.take().filter(|id| feed.is_unknown(id));
         if lost.is_some() {

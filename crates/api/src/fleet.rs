@@ -247,6 +247,7 @@ pub(crate) fn operation_error(error: NodeError) -> ApiError {
         NodeError::Membership(MembershipError::Unknown(_)) => {
             ApiError::not_found("not_found", message)
         }
+        // The text of this error states the same time.
         NodeError::Membership(MembershipError::Grace(_)) => unavailable(message).after(12),
         NodeError::Membership(MembershipError::NotCoordinator(_))
         | NodeError::Placement(_)

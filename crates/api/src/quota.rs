@@ -63,7 +63,8 @@ pub(crate) fn running(size: SandboxSize, count: usize) -> QuotaAmount {
 }
 
 /// Quotas of all keys. The sources `host`, `builds`, `function_bytes` and `volume_bytes` return the
-/// usage of a key. All but `host` are set later than the rest, and count as 0 until then.
+/// usage of a key. All sources except `host` are set after the creation of this value, and count as
+/// 0 until then.
 pub(crate) struct Quota {
     keys: Arc<Keys>,
     /// Disk budget in MiB of keys with the scope `create` that have no limit of their own.

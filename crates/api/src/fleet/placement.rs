@@ -355,8 +355,9 @@ impl Fleet {
                         let limits = caller.key().map(|key| app.quota.limits_of(key));
                         return Err(fleet_refusal(&error, &limits.unwrap_or_default()));
                     }
-                    // Wait once: meanwhile, members report that sandboxes have ended, and return
-                    // the unused parts of their shares (their parts of the owner's budget).
+                    // Wait at least once, and as long as other members have unused parts of their
+                    // shares (their parts of the owner's budget). Meanwhile, members report that
+                    // sandboxes have ended, and return unused parts.
                     create.request.is_counted = true;
                     tokio::time::sleep(RECALL_PAUSE).await;
                 }

@@ -23,7 +23,8 @@ pub(crate) const PROTOCOL: &str = "lease";
 /// Timeout to which a lease extends a sandbox that has a timeout. If the daemon is killed, the
 /// lease ends without a removal, and a later daemon handles this timeout.
 const TERM: Duration = Duration::from_secs(60);
-/// Interval between extensions of the timeout.
+/// Interval between extensions of the timeout. It is a third of `TERM`, so that the sandbox remains
+/// if one extension fails or is late.
 const RENEWAL: Duration = Duration::from_secs(20);
 
 /// `POST /sandboxes/{id}/lease` with `Upgrade: lease`: removes the sandbox when the connection ends

@@ -30,7 +30,7 @@ async fn a_create_is_201_and_has_every_field_that_clients_require() {
     assert_eq!(record["id"], created.id());
     assert!(
         record["agent_token"].is_null() && record["env"] == json!({}),
-        "secrets in the record are its host's owner's: {record}"
+        "only the host's owner sees secrets in the record: {record}"
     );
     let secure = api.post("/sandboxes", body).await.expect(201);
     assert!(api.bench.world.running().contains(&secure.id()));

@@ -23,7 +23,7 @@ use std::path::Path;
 use std::time::Duration;
 use tower::ServiceExt;
 
-/// Invoker for tests that send no requests to functions.
+/// Invoker that answers each request itself, instead of a function.
 pub struct NoInvoker;
 
 impl FunctionInvoker for NoInvoker {
@@ -69,8 +69,8 @@ pub fn record(owner: Option<&str>, name: &str, granted: &SandboxKey) -> Function
     }
 }
 
-/// Returns a sandbox key with which a function acts as `key`. `is_own` would mean a key that was
-/// created for the function only.
+/// Returns a sandbox key with which a function acts as `key`. `is_own` is false, because `key` was
+/// not created for the function alone.
 pub fn granted(key: &NewKey, scope: SandboxKeyScope) -> SandboxKey {
     let is_own = false;
     SandboxKey::new(key.key.id.clone(), is_own, scope).unwrap()

@@ -79,7 +79,7 @@ async fn snapshots_of_64_clients_at_once_fill_a_disk_budget_to_the_byte() {
     assert_eq!(used["diskBytes"], 40 * GUEST);
     assert_eq!(used["disk"]["snapshots"], 40 * GUEST);
     assert_eq!(used["snapshots"], 40);
-    // If the quota is exhausted, a pause is rejected and the guest still runs (see `World::body`).
+    // If the quota is exhausted, a pause is rejected, and `body` still finds the running guest.
     let pause = api
         .call_as(&caller, "POST", &path(&ids[0], "pause"), json!({}))
         .await;

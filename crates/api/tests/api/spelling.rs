@@ -35,7 +35,8 @@ fn camel(name: &str) -> String {
 fn wrong(schema: &Value) -> Value {
     let kinds = schema["type"].to_string();
     if kinds.contains("object") || kinds == "null" {
-        // Unsupported options are accepted if they are empty.
+        // The schema of an option that Jiffy does not support has no `type`, whose text is then
+        // `null`. Such an option accepts only an empty value.
         json!("wrong")
     } else {
         json!({ "wrong": { "deep": 1 } })

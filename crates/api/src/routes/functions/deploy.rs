@@ -21,7 +21,8 @@ use jiffy_sandbox_manager::{QuotaAmount, QuotaPermit, QuotaRequest};
 use multer::{Field, Multipart};
 
 /// Bytes of disk space that are reserved per byte of a module: for the module itself and for its
-/// compiled machine code.
+/// compiled machine code. The factor is an estimate. If the machine code is larger, the reservation
+/// grows.
 const DISK_PER_MODULE_BYTE: u64 = 4;
 /// Minimum growth of a reservation in bytes, as far as the quota permits.
 const GROWTH_BYTES: u64 = 4 << 20;

@@ -10,8 +10,8 @@ use jiffy_sandbox_manager::{HostFigures, HostReader, Sandboxes};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Daemon of a node: its sandboxes, and the state that it reports. `None` until the sandboxes are
-/// open, and for the default state.
+/// Daemon of a node: its sandboxes, and the state that it reports. The sandboxes are `None` until
+/// they are open. The state is `None` if the daemon reports the default state.
 #[derive(Default)]
 pub struct TestHost(pub Mutex<Option<Sandboxes>>, pub Mutex<Option<HostStatus>>);
 

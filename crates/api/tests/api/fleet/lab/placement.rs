@@ -29,9 +29,10 @@ impl Lab {
         let member = &self.members[&host];
         *member.host.1.lock().unwrap() = Some(status.clone());
         member.node.hasten_heartbeat();
-        // The task of the node answers in order with its other work, and the answer itself is not
-        // needed. A heartbeat with the old state was sent before this answer, so each heartbeat
-        // after `start` contains the new state.
+        // The task of the node processes this query and its heartbeats in order. A heartbeat with
+        // the
+        // old state was therefore sent before the answer, and each heartbeat after `start` contains
+        // the new state. The answer itself is not needed.
         let _ = member.heartbeat_age().await;
         let start = Instant::now();
         let received = async {
