@@ -124,7 +124,8 @@ async fn load(
     for _ in 0..number {
         if in_flight.len() >= concurrency {
             let done = in_flight.join_next().await;
-            // The first `?` handles a panic of the task, the second an error of the round.
+            // The first `?` handles an empty set, the second a panic of the task, and the third an
+            // error of the round.
             rows.push(done.context("no round in flight")???);
         }
         in_flight.spawn(life(template.to_owned(), daemon.clone()));

@@ -15,7 +15,7 @@ pub struct Report {
     task: &'static str,
     /// Definition of a sample and its method.
     method: &'static str,
-    /// Limits of these figures.
+    /// Cases that the task does not measure. The printed report names them as `not covered`.
     limits: &'static str,
     host: HostDescription,
     /// Costs of the host's own operations, measured right before the task.
@@ -38,7 +38,7 @@ pub struct Measured {
     pub name: &'static str,
     /// Definition of a sample and its method.
     pub method: &'static str,
-    /// Limits of these figures.
+    /// Cases that the task does not measure.
     pub limits: &'static str,
     /// Measurements that were not possible on this host, with the reason.
     pub not_available: Vec<String>,

@@ -45,16 +45,16 @@ fn ping_pong() -> Result<Cost, String> {
     let failed = |e: std::io::Error| format!("pipe between two threads: {e}");
     // On one processor, each message forces a switch. On two, the threads would run in parallel.
     bind_to_one_processor().map_err(|e| format!("cannot bind a thread to a processor: {e}"))?;
-    let (mut here, there) = pipe().map_err(failed)?;
-    let (other, mut ours) = pipe().map_err(failed)?;
+    let (mut replies, reply_writer) = pipe().map_err(failed)?;
+    let (messages, mut message_writer) = pipe().map_err(failed)?;
     // The new thread inherits the processor affinity.
-    let echo = std::thread::spawn(move || echo(other, there));
+    let echo = std::thread::spawn(move || echo(messages, reply_writer));
     let cost = batches(2 * ROUND_TRIPS, || {
-        let round_trips = round_trips(&mut ours, &mut here);
+        let round_trips = round_trips(&mut message_writer, &mut replies);
         round_trips.map_err(failed)
     });
     // The echo thread then reads the end of its pipe and exits.
-    drop(ours);
+    drop(message_writer);
     let panicked = |_| "a measurement thread panicked".to_owned();
     echo.join().map_err(panicked)?.map_err(failed)?;
     cost
@@ -72,17 +72,18 @@ fn bind_to_one_processor() -> nix::Result<()> {
     sched_setaffinity(this, &one)
 }
 
-/// Sends a byte to the other process and waits for its reply, [`ROUND_TRIPS`] times.
-fn round_trips(ours: &mut PipeWriter, here: &mut PipeReader) -> std::io::Result<Duration> {
+/// Sends a byte to the echo thread and waits for its reply, [`ROUND_TRIPS`] times.
+fn round_trips(messages: &mut PipeWriter, replies: &mut PipeReader) -> std::io::Result<Duration> {
     let mut byte = [0];
     let began = Instant::now();
     for _ in 0..ROUND_TRIPS {
-        ours.write_all(&byte)?;
-        here.read_exact(&mut byte)?;
+        messages.write_all(&byte)?;
+        replies.read_exact(&mut byte)?;
     }
     Ok(began.elapsed())
 }
 
+/// Returns each received byte to the other thread, until the end of the pipe.
 fn echo(mut from: PipeReader, mut to: PipeWriter) -> std::io::Result<()> {
     let mut byte = [0];
     while from.read(&mut byte)? == 1 {
