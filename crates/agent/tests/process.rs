@@ -271,6 +271,7 @@ async fn the_timeout_kills_the_process_and_is_reported() {
             ..
         })
     ));
+    // The timeout is 200 ms. The limit leaves a margin.
     assert!(began.elapsed() < Duration::from_secs(5));
     wait_for("the process's end", || !alive(pid));
 }
@@ -358,6 +359,7 @@ async fn a_background_child_neither_delays_the_end_event_nor_is_killed() {
         ))
         .await;
     assert_eq!((status.exit_code, &stdout[..]), (0, &b"now\n"[..]));
+    // The background child ends after 1 s, so the end event did not wait for it.
     assert!(began.elapsed() < Duration::from_millis(900));
     // The client is informed that more output may have been written.
     assert!(status.output_open);
@@ -381,6 +383,7 @@ async fn a_slow_reader_stops_the_process_and_loses_nothing() {
         if now != last.0 {
             last = (now, Instant::now());
         }
+        // The process stands still if its progress has not changed for 300 ms.
         !last.0.is_empty() && last.1.elapsed() > Duration::from_millis(300)
     });
     let ahead: u32 = last.0.trim().parse().unwrap();

@@ -50,6 +50,7 @@ impl App {
     }
 }
 
+/// Checks the number of tokens, their names and their audiences.
 fn check(tokens: &IdentityTokens) -> Result<(), ApiError> {
     if tokens.len() > MAX_IDENTITY_TOKENS {
         return Err(invalid(format!(

@@ -158,6 +158,7 @@ mod tests {
         let touched: Vec<u8> = std::hint::black_box(vec![1; 64 << 20]);
         let cost = own(Some(12)).since(before);
         assert_eq!(cost.exits, Some(7.0));
+        // 64 MiB are 32 huge pages of 2 MiB, and even more small pages.
         assert!(cost.minor > 16.0, "{cost:?}");
         assert_eq!(touched.len(), 64 << 20);
         let meter = Meter::new();

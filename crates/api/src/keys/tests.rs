@@ -345,6 +345,7 @@ fn a_revocation_names_the_hosts_that_have_not_confirmed_it() {
     let began = Instant::now();
     let revocation = one.revoke("ci").unwrap();
     assert_eq!(revocation.unconfirmed, ["h2"]);
+    // A revocation waits 1 s for confirmations. The limit leaves a margin.
     assert!(began.elapsed() < Duration::from_secs(2));
     assert_eq!(one.check(&created.secret, None).unwrap(), Verdict::Revoked);
 }

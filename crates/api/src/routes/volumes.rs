@@ -245,7 +245,8 @@ fn overlaps(a: &str, b: &str) -> bool {
     below(a, b) || below(b, a)
 }
 
-/// Checks the path of a mount. The root and the file systems of the kernel cannot be covered.
+/// Checks the path of a mount. The root and the file systems of the kernel cannot be covered. Each
+/// part of the path has at most 255 bytes, as in Linux.
 fn check_mount_path(path: &str) -> Result<(), ApiError> {
     let parts = path.strip_prefix('/').map(|rest| rest.split('/'));
     let is_valid = parts.is_some_and(|mut parts| {

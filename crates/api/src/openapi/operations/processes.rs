@@ -5,6 +5,7 @@ use crate::routes::bounds::{DEFAULT_PROCESSES, MAX_PROCESS_FILTER, MAX_PROCESSES
 use jiffy_api_types::{GuestProcesses, SignalProcess};
 use serde_json::json;
 
+/// Operations on processes.
 pub(super) fn processes() -> Vec<Operation> {
     vec![
         Operation::get(

@@ -5,6 +5,7 @@ use crate::usage::{DEFAULT_ROWS, MAX_CURSOR, MAX_KEY, MAX_ROWS};
 use jiffy_api_types::UsagePage;
 use serde_json::json;
 
+/// Operation that reads a page of the usage.
 pub(super) fn usage() -> Operation {
     let day = |name, description| {
         query(

@@ -49,6 +49,7 @@ pub(super) fn volumes() -> Vec<Operation> {
     all
 }
 
+/// Operations on snapshots of volumes.
 fn snapshots() -> Vec<Operation> {
     let all = vec![
         Operation::post(
@@ -78,6 +79,7 @@ fn snapshots() -> Vec<Operation> {
     all.into_iter().map(tagged).collect()
 }
 
+/// Operations on the content of a volume.
 fn content() -> Vec<Operation> {
     let patch = Operation::new(
         Method::PATCH,
@@ -155,6 +157,8 @@ fn path() -> Value {
     path
 }
 
+/// Returns the query parameters of a call that creates an entry. `force` describes the parameter of
+/// this name.
 fn created(force: &str) -> Vec<Value> {
     let id = json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX - 1 });
     vec![

@@ -193,6 +193,7 @@ async fn a_drained_host_gives_up_its_sandboxes_which_resume_on_other_hosts() {
     let forced = drain(json!({ "force": true })).await;
     assert_eq!(forced.body["running"], 0, "{}", forced.body);
     assert_eq!(forced.body["unstored"], 0, "{}", forced.body);
+    // A drain with `force` pauses the running sandboxes, and does not wait for their end.
     assert!(start.elapsed().as_secs() < 30);
     for host in 1..=3 {
         for id in &ids {
