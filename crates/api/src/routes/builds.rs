@@ -428,10 +428,10 @@ pub(super) async fn prune(
     caller: Caller,
     Optional(body): Optional<Prune>,
 ) -> Result<Json<Pruned>, ApiError> {
-    let of = caller.owner_scope().map(str::to_owned);
+    let owner = caller.owner_scope().map(str::to_owned);
     let builder = app.builder()?.clone();
     let unused = Duration::from_secs(body.unused_seconds.min(MAX_UNUSED_S));
-    let pruned = tokio::task::spawn_blocking(move || builder.prune(unused, of.as_deref())).await;
+    let pruned = tokio::task::spawn_blocking(move || builder.prune(unused, owner.as_deref())).await;
     let pruned = pruned.map_err(|e| ApiError::internal(e.to_string()))??;
     Ok(Json(Pruned {
         steps: pruned.steps,

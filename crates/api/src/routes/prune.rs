@@ -20,7 +20,7 @@ const MAX_UNUSED_S: u64 = 10 * 365 * 24 * 3600;
 /// Unused data that is to be removed.
 struct PrunePlan {
     /// Owner of the data. `None` for the data of the host and of all keys.
-    of: Option<String>,
+    owner: Option<String>,
     /// Minimum time without use. Records of killed sandboxes are removed regardless of their age.
     unused: Duration,
     items: Vec<PruneItem>,
@@ -42,13 +42,17 @@ impl PrunePlan {
     }
 
     fn is_of(&self, owner: Option<&str>) -> bool {
-        self.of.is_none() || owner == self.of.as_deref()
+        self.owner.is_none() || owner == self.owner.as_deref()
     }
 
     /// Collects unused data. Reads the disk.
-    fn new(app: &App, of: Option<String>, unused: Duration) -> Result<Self, ApiError> {
+    fn new(app: &App, owner: Option<String>, unused: Duration) -> Result<Self, ApiError> {
         let items = Vec::new();
-        let mut plan = Self { of, unused, items };
+        let mut plan = Self {
+            owner,
+            unused,
+            items,
+        };
         let all = app.sandboxes.list();
         for sandbox in &all {
             // Only the record of a killed sandbox remains.
@@ -87,7 +91,7 @@ impl PrunePlan {
             });
         }
         // Snapshots of booted templates belong to the host, so only administrators remove them.
-        if plan.of.is_none() {
+        if plan.owner.is_none() {
             let idle = app.sandboxes.templates().idle(unused);
             let idle = idle
                 .into_iter()
@@ -113,14 +117,14 @@ impl PrunePlan {
         let Some(builder) = &app.builder else {
             return Ok(());
         };
-        let found = builder.prunable(self.unused, self.of.as_deref())?;
+        let found = builder.prunable(self.unused, self.owner.as_deref())?;
         let steps = found
             .steps
             .into_iter()
             .map(|s| of_snapshot(PruneKind::Step, s));
         self.items.extend(steps);
         self.add_uploads(found.upload_bytes);
-        if self.of.is_none() {
+        if self.owner.is_none() {
             // [`Self::execute`] removes the templates of this plan, and the templates that builds
             // imported from registries (`imports`). The image files of both become unused.
             let mut removed = self.ids(PruneKind::Template);
@@ -187,10 +191,10 @@ impl PrunePlan {
         let Some(builder) = app.builder.clone() else {
             return self.drop_remaining(app).await;
         };
-        let (of, unused) = (self.of.clone(), self.unused);
+        let (owner, unused) = (self.owner.clone(), self.unused);
         let work = tokio::task::spawn_blocking(move || {
-            let pruned = builder.prune(unused, of.as_deref())?;
-            let images = match of {
+            let pruned = builder.prune(unused, owner.as_deref())?;
+            let images = match owner {
                 None => builder.prune_images()?,
                 Some(_) => jiffy_image::PrunedImages::default(),
             };
@@ -243,10 +247,10 @@ pub(super) async fn prune(
     caller: Caller,
     Optional(body): Optional<PruneHost>,
 ) -> Result<Json<PrunedHost>, ApiError> {
-    let of = caller.owner_scope().map(str::to_owned);
+    let owner = caller.owner_scope().map(str::to_owned);
     let unused = Duration::from_secs(body.unused_seconds.min(MAX_UNUSED_S));
     let planner = app.clone();
-    let plan = tokio::task::spawn_blocking(move || PrunePlan::new(&planner, of, unused)).await;
+    let plan = tokio::task::spawn_blocking(move || PrunePlan::new(&planner, owner, unused)).await;
     let mut plan = plan.map_err(|e| ApiError::internal(e.to_string()))??;
     if !body.dry_run {
         plan = plan.execute(&app).await?;

@@ -135,9 +135,8 @@ async fn a_flood_of_rejected_calls_is_one_entry_with_a_count_and_its_address() {
     let found = entries(&api, &format!("address={ADDRESS}")).await;
     // Per status and minute, five calls have entries of their own, and one entry counts the others:
     // six entries. The calls have the status 401, and 429 when the address is throttled. A minute
-    // may
-    // end during the calls, which adds a third combination of status and minute. The limit leaves a
-    // margin above these 18 entries.
+    // may end during the calls, which adds a third combination of status and minute. The limit
+    // leaves a margin above these 18 entries.
     assert!(found.len() <= 22, "{}", found.len());
     let count: u64 = found
         .iter()

@@ -188,8 +188,7 @@ pub fn id_of(name: &str) -> String {
 }
 
 /// Returns the id of the build that [`built`] registers. The id contains only the first six bytes
-/// of
-/// the name, so the names of one test must differ in these bytes.
+/// of the name, so the names of one test must differ in these bytes.
 pub fn build_id_of(name: &str) -> String {
     let digits: String = name.bytes().map(|b| format!("{b:02x}")).collect();
     format!("01234567-0000-4000-8000-{digits:0<12.12}")

@@ -348,8 +348,8 @@ async fn connect_and_resume_restore_a_sandbox_past_its_timeout() {
             };
             api.post(&call, body.clone()).await.expect(status);
             // Let the other tasks run. If the old deadline were still in force, it would have
-            // expired,
-            // and its task would pause the sandbox in these turns without waiting for the clock.
+            // expired, and its task would pause the sandbox in these turns without waiting for the
+            // clock.
             for _ in 0..400 {
                 tokio::task::yield_now().await;
             }

@@ -51,7 +51,7 @@ impl Many {
 
     /// Returns the first names, the token of the next page, and the number of templates read.
     async fn page(&self, query: &str) -> (Vec<String>, Option<String>, usize) {
-        let before = *self.templates.1.lock().unwrap();
+        let before = *self.templates.read_count.lock().unwrap();
         let mut request = Request::get(format!("/templates{query}"));
         let extensions = request.extensions_mut().unwrap();
         extensions.insert(Caller::Owner);
@@ -65,7 +65,7 @@ impl Many {
         let names = body
             .iter()
             .map(|t| t["names"][0].as_str().unwrap().to_owned());
-        let read_count = *self.templates.1.lock().unwrap() - before;
+        let read_count = *self.templates.read_count.lock().unwrap() - before;
         (names.collect(), next, read_count)
     }
 }

@@ -214,7 +214,7 @@ impl Lab {
             ..HostOptions::default()
         };
         let sandboxes = bench.open_with(options).await;
-        *host.0.lock().unwrap() = Some(sandboxes.clone());
+        *host.sandboxes.lock().unwrap() = Some(sandboxes.clone());
         self.network
             .nodes
             .lock()
@@ -431,10 +431,10 @@ impl Lab {
         let mut member = self.members.remove(&host).unwrap();
         let id = member.node.id();
         self.network.routers.lock().unwrap().remove(&id);
-        member.host.0.lock().unwrap().take();
+        member.host.sandboxes.lock().unwrap().take();
         member.sandboxes.close().await;
         member.sandboxes = member.bench.open().await;
-        *member.host.0.lock().unwrap() = Some(member.sandboxes.clone());
+        *member.host.sandboxes.lock().unwrap() = Some(member.sandboxes.clone());
         self.serve(&member);
         self.members.insert(host, member);
     }

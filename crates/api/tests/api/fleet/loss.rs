@@ -82,75 +82,75 @@ impl Lost {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sandboxes_of_a_lost_host_are_shown_and_resumed_as_promised() {
-    let it = Lost::cut().await;
-    let (other, _) = it.lab.key(Scope::Create);
-    for host in it.others {
+    let loss = Lost::cut().await;
+    let (other, _) = loss.lab.key(Scope::Create);
+    for host in loss.others {
         for (ids, state) in [
-            (&it.paused[..], "paused"),
-            (&it.running, "broken"),
-            (std::slice::from_ref(&it.resumed), "broken"),
+            (&loss.paused[..], "paused"),
+            (&loss.running, "broken"),
+            (std::slice::from_ref(&loss.resumed), "broken"),
         ] {
             for id in ids {
                 let path = format!("/sandboxes/{id}");
-                let shown = it.call(host, "GET", &path, Value::Null).await.expect(200);
+                let shown = loss.call(host, "GET", &path, Value::Null).await.expect(200);
                 assert_eq!(shown.text("state"), state, "{}", shown.body);
                 if state == "broken" {
                     assert!(
-                        shown.body.to_string().contains(&it.cause()),
+                        shown.body.to_string().contains(&loss.cause()),
                         "{}",
                         shown.body
                     );
                 }
                 // Another tenant learns nothing.
-                let foreign = it.lab.call(host, &other, "GET", &path, Value::Null).await;
+                let foreign = loss.lab.call(host, &other, "GET", &path, Value::Null).await;
                 assert_eq!(foreign.expect_error(404), "sandbox_not_found");
             }
         }
         // Broken sandboxes are listed only on request.
         let path = "/v2/sandboxes";
-        let mut ids = it
+        let mut ids = loss
             .call(host, "GET", path, Value::Null)
             .await
             .expect(200)
             .ids();
         ids.sort();
-        let mut expected = it.paused.to_vec();
+        let mut expected = loss.paused.to_vec();
         expected.sort();
         assert_eq!(ids, expected);
         let path = "/v2/sandboxes?state=broken";
-        let broken = it.call(host, "GET", path, Value::Null).await.expect(200);
+        let broken = loss.call(host, "GET", path, Value::Null).await.expect(200);
         assert_eq!(broken.ids().len(), 3);
-        let listed = it.lab.call(host, &other, "GET", path, Value::Null).await;
+        let listed = loss.lab.call(host, &other, "GET", path, Value::Null).await;
         assert!(listed.expect(200).items().is_empty());
-        let named = it.call(host, "GET", "/sandboxes/r0", Value::Null).await;
-        assert_eq!(named.expect(200).id(), it.running[0]);
-        for (id, suffix) in [(&it.running[0], "logs"), (&it.running[0], "resume")] {
+        let named = loss.call(host, "GET", "/sandboxes/r0", Value::Null).await;
+        assert_eq!(named.expect(200).id(), loss.running[0]);
+        for (id, suffix) in [(&loss.running[0], "logs"), (&loss.running[0], "resume")] {
             let path = format!("/sandboxes/{id}/{suffix}");
             let method = if suffix == "logs" { "GET" } else { "POST" };
-            let answer = it.call(host, method, &path, Value::Null).await;
+            let answer = loss.call(host, method, &path, Value::Null).await;
             let message = answer.text("message").to_owned();
-            assert!(message.contains(&it.cause()), "{message}");
+            assert!(message.contains(&loss.cause()), "{message}");
             assert_eq!(answer.expect_error(503), "host_lost");
         }
     }
     // A sandbox whose pause is stored is resumed by any host. It is then listed once, next to the
     // other stored sandbox.
-    let [one, two] = it.others;
-    let path = format!("/sandboxes/{}/connect", it.paused[0]);
-    it.call(one, "POST", &path, json!({ "timeout": 60 }))
+    let [one, two] = loss.others;
+    let path = format!("/sandboxes/{}/connect", loss.paused[0]);
+    loss.call(one, "POST", &path, json!({ "timeout": 60 }))
         .await
         .expect(200);
-    let path = format!("/sandboxes/{}", it.paused[0]);
-    it.lab.located(&it.paused[0]).await;
-    for host in it.others {
-        let shown = it.call(host, "GET", &path, Value::Null).await.expect(200);
+    let path = format!("/sandboxes/{}", loss.paused[0]);
+    loss.lab.located(&loss.paused[0]).await;
+    for host in loss.others {
+        let shown = loss.call(host, "GET", &path, Value::Null).await.expect(200);
         assert_eq!(shown.text("state"), "running");
-        let all = it.call(host, "GET", "/v2/sandboxes", Value::Null).await;
+        let all = loss.call(host, "GET", "/v2/sandboxes", Value::Null).await;
         assert_eq!(all.expect(200).ids().len(), 2);
     }
     // A running sandbox is started from its stored state on request only.
-    let path = format!("/sandboxes/{}/resume", it.resumed);
-    let refused = it.call(two, "POST", &path, json!({})).await;
+    let path = format!("/sandboxes/{}/resume", loss.resumed);
+    let refused = loss.call(two, "POST", &path, json!({})).await;
     assert!(
         refused.text("message").contains("--from stored"),
         "{}",
@@ -158,22 +158,22 @@ async fn sandboxes_of_a_lost_host_are_shown_and_resumed_as_promised() {
     );
     assert_eq!(refused.expect_error(503), "host_lost");
     let body = json!({ "from": "stored" });
-    let resumed = it.call(two, "POST", &path, body.clone()).await;
+    let resumed = loss.call(two, "POST", &path, body.clone()).await;
     assert_eq!(resumed.header("jiffy-resumed-from"), Some("stored"));
     resumed.expect(201);
     // A sandbox that was never stored cannot be resumed.
-    let path = format!("/sandboxes/{}/resume", it.running[0]);
-    let refused = it.call(two, "POST", &path, body).await;
+    let path = format!("/sandboxes/{}/resume", loss.running[0]);
+    let refused = loss.call(two, "POST", &path, body).await;
     assert_eq!(refused.expect_error(503), "host_lost");
     // The host returns. Its sandboxes that no other host has resumed run on it. The resumed ones
     // stay on the other hosts.
-    it.lab.thaw(it.lost).await;
-    for id in &it.running {
+    loss.lab.thaw(loss.lost).await;
+    for id in &loss.running {
         let path = format!("/sandboxes/{id}");
-        for host in it.others {
+        for host in loss.others {
             let back = async {
                 loop {
-                    let shown = it.call(host, "GET", &path, Value::Null).await;
+                    let shown = loss.call(host, "GET", &path, Value::Null).await;
                     if shown.status == 200 && shown.text("state") == "running" {
                         return;
                     }
@@ -184,43 +184,45 @@ async fn sandboxes_of_a_lost_host_are_shown_and_resumed_as_promised() {
             tokio::time::timeout(limit, back).await.unwrap();
         }
     }
-    for id in [&it.paused[0], &it.resumed] {
+    for id in [&loss.paused[0], &loss.resumed] {
         let path = format!("/sandboxes/{id}");
-        let shown = it.call(one, "GET", &path, Value::Null).await.expect(200);
+        let shown = loss.call(one, "GET", &path, Value::Null).await.expect(200);
         assert_eq!(shown.text("state"), "running");
         // The host that has returned no longer has the sandbox.
-        let moved = it.lab.forwarded(it.lost, &it.key, &path).await;
+        let moved = loss.lab.forwarded(loss.lost, &loss.key, &path).await;
         assert_eq!(moved.expect_error(421), "sandbox_moved");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kill_while_the_home_is_away_holds_after_its_return() {
-    let it = Lost::cut().await;
-    let [one, two] = it.others;
-    for id in [&it.paused[0], &it.running[0], &it.resumed] {
+    let loss = Lost::cut().await;
+    let [one, two] = loss.others;
+    for id in [&loss.paused[0], &loss.running[0], &loss.resumed] {
         let path = format!("/sandboxes/{id}");
-        it.call(one, "DELETE", &path, Value::Null).await.expect(204);
-        let gone = it.call(one, "GET", &path, Value::Null).await;
+        loss.call(one, "DELETE", &path, Value::Null)
+            .await
+            .expect(204);
+        let gone = loss.call(one, "GET", &path, Value::Null).await;
         assert_ne!(gone.status, 200, "{}", gone.body);
         // No other host resumes it.
         let path = format!("/sandboxes/{id}/resume");
-        let refused = it
+        let refused = loss
             .call(two, "POST", &path, json!({ "from": "stored" }))
             .await;
         assert!(refused.status >= 400, "{}", refused.body);
     }
-    it.lab.thaw(it.lost).await;
-    for id in [&it.paused[0], &it.running[0], &it.resumed] {
+    loss.lab.thaw(loss.lost).await;
+    for id in [&loss.paused[0], &loss.running[0], &loss.resumed] {
         let path = format!("/sandboxes/{id}");
-        let gone = it.lab.forwarded(it.lost, &it.key, &path).await;
+        let gone = loss.lab.forwarded(loss.lost, &loss.key, &path).await;
         assert_eq!(gone.expect_error(421), "sandbox_moved");
-        it.lab.until(two, &it.key, &path, 404).await;
+        loss.lab.until(two, &loss.key, &path, 404).await;
     }
     // The sandboxes that were not killed are found again.
-    for id in [&it.paused[1], &it.running[1]] {
+    for id in [&loss.paused[1], &loss.running[1]] {
         let path = format!("/sandboxes/{id}");
-        it.lab.until(two, &it.key, &path, 200).await;
+        loss.lab.until(two, &loss.key, &path, 200).await;
     }
 }
 

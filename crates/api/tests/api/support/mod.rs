@@ -31,12 +31,19 @@ use tower::ServiceExt;
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(openapi::document);
 
-/// Templates of the test, and the number of templates read by lists.
-pub struct FakeTemplates(pub Mutex<Vec<TemplateInfo>>, pub Mutex<usize>);
+/// Templates of a test.
+pub struct FakeTemplates {
+    all: Mutex<Vec<TemplateInfo>>,
+    /// Number of templates that lists have read.
+    pub read_count: Mutex<usize>,
+}
 
 impl FakeTemplates {
     pub fn of(all: Vec<TemplateInfo>) -> Self {
-        Self(Mutex::new(all), Mutex::default())
+        Self {
+            all: Mutex::new(all),
+            read_count: Mutex::default(),
+        }
     }
 }
 
@@ -46,7 +53,7 @@ impl TemplateSource for FakeTemplates {
         from: Option<&str>,
         each: &mut dyn FnMut(TemplateInfo) -> ControlFlow<()>,
     ) -> Result<(), TemplateRefusal> {
-        let mut all = self.0.lock().unwrap().clone();
+        let mut all = self.all.lock().unwrap().clone();
         all.sort_by_key(|t| (t.owner.clone(), t.name.clone(), t.tag.clone()));
         let position = |name: &str| match name.split_once('/') {
             Some((owner, name)) => (Some(owner.to_owned()), name.to_owned()),
@@ -55,7 +62,7 @@ impl TemplateSource for FakeTemplates {
         let from = from.map(position);
         let reached = |t: &TemplateInfo| Some((t.owner.clone(), t.name.clone())) >= from;
         for info in all.into_iter().filter(reached) {
-            *self.1.lock().unwrap() += 1;
+            *self.read_count.lock().unwrap() += 1;
             if each(info).is_break() {
                 break;
             }
@@ -67,7 +74,7 @@ impl TemplateSource for FakeTemplates {
         if name == "damaged" {
             return Err(TemplateRefusal::Failed("/secret/path is damaged".into()));
         }
-        let all = self.0.lock().unwrap();
+        let all = self.all.lock().unwrap();
         let found = all.iter().find(|t| t.name == name);
         let unknown = || TemplateRefusal::Unknown(name.to_owned());
         found.cloned().ok_or_else(unknown)
@@ -79,7 +86,7 @@ impl TemplateSource for FakeTemplates {
 
     fn remove(&self, name: &str) -> Result<(), TemplateRefusal> {
         self.find(name)?;
-        self.0.lock().unwrap().retain(|t| t.name != name);
+        self.all.lock().unwrap().retain(|t| t.name != name);
         Ok(())
     }
 

@@ -10,15 +10,19 @@ use jiffy_sandbox_manager::{HostFigures, HostReader, Sandboxes};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Daemon of a node: its sandboxes, and the state that it reports. The sandboxes are `None` until
-/// they are open. The state is `None` if the daemon reports the default state.
+/// Daemon of a node.
 #[derive(Default)]
-pub struct TestHost(pub Mutex<Option<Sandboxes>>, pub Mutex<Option<HostStatus>>);
+pub struct TestHost {
+    /// Sandboxes. `None` until they are open.
+    pub sandboxes: Mutex<Option<Sandboxes>>,
+    /// Reported state. `None` for the default state.
+    pub status: Mutex<Option<HostStatus>>,
+}
 
 #[async_trait]
 impl Host for TestHost {
     fn status(&self) -> HostStatus {
-        let status = self.1.lock().unwrap().clone();
+        let status = self.status.lock().unwrap().clone();
         status.unwrap_or_else(|| with_free(64_000))
     }
 
@@ -28,7 +32,7 @@ impl Host for TestHost {
 
     async fn reconcile(&self, owner: Owner) -> Result<(), ReconcileError> {
         let failed = |sandbox, reason| ReconcileError { sandbox, reason };
-        let sandboxes = self.0.lock().unwrap().clone();
+        let sandboxes = self.sandboxes.lock().unwrap().clone();
         let sandboxes = sandboxes.ok_or_else(|| failed(String::new(), "starting".to_owned()))?;
         // In a later epoch, other hosts may have killed sandboxes that were never stored, so these
         // are compared, too.
@@ -52,14 +56,17 @@ pub fn with_free(free_memory_mib: u32) -> HostStatus {
     }
 }
 
-/// Figures of a host. If the value is true, the host is full and rejects all sandboxes.
+/// Figures of a host.
 #[derive(Debug, Default)]
-pub struct TestFigures(pub AtomicBool);
+pub struct TestFigures {
+    /// True if the host is full and rejects all sandboxes.
+    pub is_full: AtomicBool,
+}
 
 impl HostReader for TestFigures {
     fn read(&self) -> HostFigures {
         HostFigures {
-            tasks_free: self.0.load(Ordering::SeqCst).then_some(0),
+            tasks_free: self.is_full.load(Ordering::SeqCst).then_some(0),
             ..HostFigures::default()
         }
     }

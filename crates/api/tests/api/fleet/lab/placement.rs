@@ -27,12 +27,11 @@ impl Lab {
     /// Changes the state that a host reports, and waits until the coordinator has received it.
     pub async fn set_status(&self, host: u32, status: HostStatus) {
         let member = &self.members[&host];
-        *member.host.1.lock().unwrap() = Some(status.clone());
+        *member.host.status.lock().unwrap() = Some(status.clone());
         member.node.hasten_heartbeat();
         // The task of the node processes this query and its heartbeats in order. A heartbeat with
-        // the
-        // old state was therefore sent before the answer, and each heartbeat after `start` contains
-        // the new state. The answer itself is not needed.
+        // the old state was therefore sent before the answer, and each heartbeat after `start`
+        // contains the new state. The answer itself is not needed.
         let _ = member.heartbeat_age().await;
         let start = Instant::now();
         let received = async {
@@ -70,7 +69,10 @@ impl Lab {
 
     /// Fills a host, which rejects further sandboxes.
     pub fn fill(&self, host: u32) {
-        self.members[&host].figures.0.store(true, Ordering::SeqCst);
+        self.members[&host]
+            .figures
+            .is_full
+            .store(true, Ordering::SeqCst);
     }
 
     /// Explains a placement, when the coordinator knows a number of decisions. All except for the
