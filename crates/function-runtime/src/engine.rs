@@ -103,7 +103,8 @@ pub fn running_with(limits: &TenantLimits, memset_bytes: usize) -> wasmtime::Res
 fn pool(limits: &TenantLimits) -> PoolingAllocationConfig {
     let slots = limits.slots.max(1);
     let mut pool = PoolingAllocationConfig::new();
-    // A component may have several core instances, memories and tables per request.
+    // A component may have several core instances, memories and tables per request. The totals are
+    // averages per slot: one component may use more, up to its own maximum below.
     pool.total_core_instances(slots.saturating_mul(8))
         .total_component_instances(slots)
         .total_memories(slots.saturating_mul(MEMORIES_PER_SLOT))

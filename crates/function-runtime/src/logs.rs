@@ -139,6 +139,7 @@ mod tests {
             bytes <= MAX_LOG_BYTES && bytes > MAX_LOG_BYTES / 2,
             "{bytes}"
         );
+        // Each request logs `MAX_REQUEST_BYTES` in 16 entries of `MAX_TEXT_BYTES`.
         assert_eq!(kept.last().unwrap().sequence, 1000 * 16 - 1);
         assert_eq!(log.read(kept[3].sequence, 1).len(), 1);
     }

@@ -182,6 +182,7 @@ fn forged_stale_and_foreign_files_are_not_loaded() {
             .to_string();
         refused(&forged, if forge_digest { &own } else { &digest })
     };
+    // The daemon's digest of the file protects the code, and so does the digest in its header.
     assert!(
         edit(HEADER_BYTES + 5000, false).contains("digest of the compiled module does not match")
     );

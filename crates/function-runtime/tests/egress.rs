@@ -314,8 +314,8 @@ fn an_adopted_process_reaches_no_host_until_hosts_are_allowed() {
         limits: CompileLimits::default(),
         jailed: true,
     };
-    let (room, turns) = (DeployQuota::default(), CompileSlots::new(1));
-    let digest = compiler::compile(&compiling, module, &target, &room, &turns).unwrap();
+    let (quota, slots) = (DeployQuota::default(), CompileSlots::new(1));
+    let digest = compiler::compile(&compiling, module, &target, &quota, &slots).unwrap();
     let file = File::open(&target).unwrap();
     first
         .load("http", &file, &digest, settings(&[&entry], 20_000))

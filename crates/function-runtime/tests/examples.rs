@@ -26,7 +26,8 @@ const LARGE: FunctionLimits = FunctionLimits {
     queue_ms: 1000,
 };
 
-/// Reports a test that cannot run here, and returns true if `reason` is given.
+/// If `reason` is given, reports that the test cannot run here, and returns true. Appends the
+/// report to the file JIFFY_SKIP_LOG, from which scripts/rust-tests counts skipped tests.
 fn skip(test: &str, reason: Option<&str>) -> bool {
     let Some(reason) = reason else { return false };
     eprintln!("skipped: {reason}");

@@ -32,7 +32,7 @@ const MARKS: &[u8] = include_bytes!("guests/marks.wat");
 /// Name of the function, and id of the API key that owns it.
 const NAME: &str = "hello";
 const KEY: Option<&str> = Some("k1");
-/// Maximum time of a request that waits for a process.
+/// Maximum time of a request that waits for the start of a process, in an optimised build.
 const BACK_WITHIN: Duration = Duration::from_millis(50);
 /// Module that returns an empty answer and logs the received request.
 const LOGGING: &str = r#"(module
@@ -376,7 +376,7 @@ async fn an_idle_process_is_stopped_and_restarted_for_the_next_request() {
     deploy(&functions, "here").await;
     assert_eq!(get(&functions).await, "here");
     let mut best = Duration::MAX;
-    // Other programs may occupy the processors: one of five rounds must meet the limit.
+    // Other programs may occupy the processors: the best of five rounds counts.
     for round in 1..=5 {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !functions.process_ids().is_empty() {
@@ -396,7 +396,7 @@ async fn an_idle_process_is_stopped_and_restarted_for_the_next_request() {
         }
     }
     println!("restarted in {best:?}");
-    // Test programs are not optimised.
+    // Test programs are not optimised, and may take three times as long.
     assert!(best < BACK_WITHIN * 3, "{best:?}");
     functions.stop_all().await;
 }

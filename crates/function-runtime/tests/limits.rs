@@ -97,7 +97,8 @@ fn jiffy_buf_and_jiffy_out_beyond_their_limits_are_terminated() {
     tenant.deploy("late", out.as_bytes(), FunctionLimits::default());
     tenant.deploy("hello", &constant("hello"), FunctionLimits::default());
     let mut client = tenant.connect();
-    // The function `late` spins in `jiffy_out`, the others fail in `jiffy_buf`.
+    // The function `late` spins in `jiffy_out`. The others fail in `jiffy_buf`: `out` returns the
+    // address of the last byte of its memory, behind which the request has no room.
     let late = ("late", "", 504, "function_cpu");
     for (name, _, status, code) in modules.into_iter().chain([late]) {
         assert_eq!(client.get(name, "/").fault(), fault(status, code), "{name}");

@@ -3,7 +3,8 @@
 //!
 //! Handlers are WebAssembly text. `$R` is the address of results:
 //! - A result, option or variant has the number of its case in byte 0, and its payload from byte 4
-//!   or 8 on. Case 0 of a result is success, case 1 an error. Case 0 of an option is `none`.
+//!   or 8 on (an error of headers: in byte 1). Case 0 of a result is success, case 1 an error.
+//!   Case 0 of an option is `none`.
 //! - A list or string has its address in the first word and its length in the second.
 //! - Errors of headers are 0 (invalid syntax), 1 (forbidden) and 2 (immutable).
 //!

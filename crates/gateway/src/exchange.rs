@@ -49,7 +49,8 @@ impl Upstream {
     /// Returns the gateway of a host, for the client `peer`.
     pub fn host(hosts: &Arc<dyn OtherHosts>, host: Arc<str>, peer: Peer) -> Self {
         Self::Host {
-            // The second part, the port for guests, is the TLS state of the client.
+            // For a guest, the key is the sandbox and the port. For a host, it is the host with the
+            // client's address, and the number 1 or 0 for a client with or without TLS.
             key: (format!("{host} {}", peer.ip), u16::from(peer.tls)),
             hosts: hosts.clone(),
             host,
@@ -96,9 +97,9 @@ pub(crate) async fn send<S: Sandboxes>(
     fresh: bool,
 ) -> Result<(Response<Incoming>, GuestConnection), RequestError> {
     let counters = &shared.counters;
-    // This is also false for an upgrade: awaiting the upgraded stream does not drive the
-    // connection, so a separate task must drive it.
-    let is_body_complete = !fresh && body.is_end_stream();
+    // A request with a body needs a task that drives the connection. An upgrade always needs the
+    // task, because awaiting the upgraded stream does not drive the connection.
+    let needs_no_task = !fresh && body.is_end_stream();
     // Only an idempotent request without a body can be repeated if the reused connection fails.
     let repeatable = (body.is_end_stream() && idempotent(&parts.method)).then(|| parts.clone());
     let mut request = Request::from_parts(parts, GuestRequestBody::new(body, Arc::clone(counters)));
@@ -110,8 +111,8 @@ pub(crate) async fn send<S: Sandboxes>(
     let pool = upstream.pool(shared);
     if !fresh && let Some(mut guest) = pool.idle.take(upstream.key(), max_idle) {
         add(&counters.reused, 1);
-        match guest.connection.send(request, is_body_complete).await {
-            Ok(answer) => return Ok((answer, guest)),
+        match guest.connection.send(request, needs_no_task).await {
+        Ok(answer) => return Ok((answer, guest)),
             Err(mut error) => match (error.take_message(), repeatable) {
                 // The connection was closed before the request was sent.
                 (Some(unsent), _) => request = unsent,
@@ -127,8 +128,8 @@ pub(crate) async fn send<S: Sandboxes>(
         add(&counters.retried, 1);
     }
     let mut guest = connect(shared, upstream).await?;
-    match guest.connection.send(request, is_body_complete).await {
-        Ok(answer) => Ok((answer, guest)),
+    match guest.connection.send(request, needs_no_task).await {
+    Ok(answer) => Ok((answer, guest)),
         Err(error) => Err(upstream.failure(error.error())),
     }
 }

@@ -1,7 +1,8 @@
 //! Record of the calls that clients make to agents: commands and paths of files, without the
 //! content of files, input and environment.
 //!
-//! The gateway forwards these calls without parsing them. If a log is set, it copies the first
+//! The *agent* is the program in a guest that starts processes and accesses files for clients. The
+//! gateway forwards calls to it without parsing them. If a log is set, the gateway copies the first
 //! bytes of a call's body while it forwards them, and parses the copy after the response began.
 //!
 //! The *head* of a request or response is its first line and its headers, without the body.

@@ -1,5 +1,5 @@
-//! Exchanges in flight, which are counted and limited per key. An *exchange* is a request to a
-//! guest with its response or stream.
+//! Exchanges in flight, which are limited in total, and by their permit for each owner of
+//! sandboxes. An *exchange* is a request to a guest with its response or stream.
 
 use crate::counters::{GatewayCounters, add, remove};
 use crate::sandboxes::{ExchangePermit, SandboxUse};
@@ -36,7 +36,7 @@ impl InFlightExchange {
         (count <= limit as u64).then_some(in_flight)
     }
 
-    /// Counts the exchange as `in_use` of its sandbox.
+    /// Counts the exchange as use of its sandbox, until `in_use` is dropped.
     pub(crate) fn set_use(&mut self, in_use: SandboxUse) {
         self.in_use = Some(in_use);
     }

@@ -158,7 +158,7 @@ pub async fn serve_local<S, C>(
             tasks.track(work);
         }
     }
-    // The function `serve` does the same.
+    // As in `serve`, new clients must reach the next daemon while requests complete.
     drop(listener);
     tasks.finish(gateway.shared.config.limits.drain).await;
 }

@@ -223,7 +223,7 @@ fn by_path(path: &PathAndQuery) -> Result<Option<SandboxTarget>, RouteRefusal> {
         return Err(bad("The path has no sandbox id after /sandboxes/"));
     }
     let prefix = format!("/sandboxes/{id}/proxy/{port}");
-    // Parse the port after the prefix is built, which needs the text.
+    // The prefix above contains the text of the port. From here on, `port` is the number.
     let port = host_name::parse_port(port)
         .ok_or(bad("The path has no port from 1 to 65535 after /proxy/"))?;
     let mut rest = format!("/{}", pieces.next().unwrap_or_default());

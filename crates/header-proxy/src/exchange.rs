@@ -114,8 +114,8 @@ impl Exchanges {
         used: &mut HeaderUse,
         is_recorded: &mut bool,
     ) -> Result<Response<ProxyBody>, Rejection> {
-        // The header is read before `prepare` removes it. Only requests that switch protocols have
-        // it.
+        // The protocol to which the guest wants to switch. The header is read before `prepare`
+        // removes it.
         let wants = (request.version() == Version::HTTP_11
             && has_token(request.headers(), &CONNECTION, "upgrade"))
         .then(|| request.headers().get(UPGRADE).cloned())

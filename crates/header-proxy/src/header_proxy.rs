@@ -75,6 +75,7 @@ impl HeaderProxy {
         let settings = |protocols: &[&[u8]]| -> Result<Arc<ClientConfig>, AuthorityError> {
             let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
             let builder = builder.with_safe_default_protocol_versions();
+            // The provider supports the default versions, so this error does not occur.
             let builder = builder.map_err(|_| rcgen::Error::CouldNotParseCertificate)?;
             let mut settings = builder
                 .with_root_certificates(roots.clone())

@@ -89,6 +89,7 @@ impl LeafCertificates {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let certificate = params.signed_by(&self.key, &issuer)?;
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(self.key.serialize_der()));
+        // The error of settings that rustls rejects: of the new certificate and its key.
         let invalid = |_| rcgen::Error::CouldNotParseCertificate;
         let mut settings = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()

@@ -325,11 +325,12 @@ mod tests {
             task.await.unwrap();
         }
         let reused = REUSED_SCANS.load(Ordering::Relaxed) - before;
+        // Requests that write to a page for the first time have a page fault, and are scanned.
         assert!(reused > 6000, "{reused} of 12,000");
     }
 
-    /// Creates two instances, each with a memory, and writes to a page of one of them. Returns the
-    /// pages that did not consist of zeros before the write.
+    /// Creates two instances, each with a memory, and writes to the first byte of a page of one of
+    /// them. Returns the pages whose first byte was not zero before the write.
     fn write_page(engine: &Engine, module: &Module, memory: usize, page: usize) -> Vec<usize> {
         let mut store = Store::new(engine, ());
         let memories = [(); 2].map(|()| {

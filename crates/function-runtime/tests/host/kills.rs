@@ -1,6 +1,9 @@
 //! Tests for deployments during which the daemon, the compiler or the tenant's process is killed
-//! with SIGKILL. A child process performs them, because an observer sees all deployments of its
-//! process.
+//! with SIGKILL.
+//!
+//! A deployment calls an *observer* before each of its steps ([`deploy_step::observe`]). The
+//! observer of these tests kills a process. A child process performs the deployments, because an
+//! observer sees all deployments of its process, also of other tests.
 
 use super::{DeployChanges, NAME, files, settings, try_get};
 use crate::support::constant;
@@ -204,7 +207,7 @@ async fn a_deployment_killed_at_any_step_leaves_the_previous_or_the_new_version(
     deploy(&functions, &key, &former).await.unwrap();
     for step in DeployStep::ALL {
         match step {
-            // Stops the process that was just started.
+            // The child reaches this step only if it has to start a process itself.
             DeployStep::RecordProcess => functions.stop_all().await,
             _ => functions.detach_all().await,
         }

@@ -1,4 +1,5 @@
-//! Reports tests that cannot run on this machine. scripts/test counts them.
+//! Reports tests that cannot run on this machine. scripts/rust-tests counts them in the file
+//! JIFFY_SKIP_LOG.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fs::File;

@@ -1,8 +1,9 @@
 //! Components of wasi:http in WebAssembly text. The handler can use all functions of
 //! `wasi:http/types`, and functions of other interfaces on request.
 //!
-//! Memory layout: strings in the first region (`$text`), results at `$R` and in further areas of 64
-//! bytes, allocations of the host above. Handles are plain numbers.
+//! Memory layout, by address: texts of helpers below 1024, results at `$R` (1024) and in further
+//! areas of 64 bytes, strings of the test from 2048, and allocations by the host from 65536.
+//! Handles are plain numbers.
 
 mod http_types;
 mod interfaces;
@@ -27,8 +28,9 @@ const HELPERS: &str = r#"
         (call $answer (call $response (call $fields)) (i32.const 960) (i32.const 10))
         ;; Otherwise the trap would replace the answer.
         (loop $stay (br $stay)))))
-    ;; Checks a result without a payload at $R.
+    ;; Checks that the result at $R is a success.
     (func $ok (call $check (i32.eqz (i32.load8_u (global.get $R)))))
+    ;; Checks that the result at $R is the error $case of headers.
     (func $error (param $case i32)
       (call $check (i32.eq (i32.load8_u (global.get $R)) (i32.const 1)))
       (call $check (i32.eq (i32.load8_u offset=1 (global.get $R)) (local.get $case))))

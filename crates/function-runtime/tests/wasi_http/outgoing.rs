@@ -92,7 +92,8 @@ const FUNCTIONS: &str = "
       (local.set $made (call $fields))
       (call $fields-append (local.get $made) {length} {three} (global.get $R)) (call $ok)
       (local.get $made))
-    ;; Writes a body shorter than announced, whose end fails.
+    ;; Writes a body that is shorter or longer than the announced three bytes. A longer write
+    ;; fails. The end of the body fails in both cases, with the written length.
     (func $misfit (param $at i32) (param $length i32)
       (local $made i32) (local $content i32) (local $output i32)
       (local.set $made (call $request (call $three-bytes)))
@@ -162,6 +163,7 @@ const HANDLERS: [(char, &str); 17] = [
          (call $fails (call $begin (local.get $a) (i32.const 0)) (i32.const 2)) (call $done)",
     ),
     (
+        // A scheme other than HTTP and HTTPS.
         'u',
         "(local.set $a (call $get {query}))
          (call $check (i32.eqz (call $set-scheme (local.get $a) (i32.const 1) (i32.const 2)
@@ -185,7 +187,7 @@ const HANDLERS: [(char, &str); 17] = [
     ('k', "(call $misfit {three}) (call $done)"),
     ('m', "(call $misfit {query}) (call $done)"),
     (
-        // Two lengths, passed on to the client.
+        // Another request with the headers of a response that has two lengths.
         'd',
         "(local.set $a
            (call $response-of (call $begin (call $get {twice}) (i32.const 0))))
@@ -200,6 +202,7 @@ const HANDLERS: [(char, &str); 17] = [
          (call $done)",
     ),
     (
+        // Timeouts of the first byte, and between bytes, in nanoseconds.
         's',
         "(local.set $a (call $options))
          (call $check (i32.eqz (call $set-first-byte (local.get $a) (i32.const 1)
@@ -213,6 +216,7 @@ const HANDLERS: [(char, &str); 17] = [
          (call $done)",
     ),
     (
+        // Timeout of connecting, during the lookup of a name.
         't',
         "(local.set $a (call $options))
          (call $check (i32.eqz (call $set-connect (local.get $a) (i32.const 1)

@@ -21,7 +21,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 
-/// Expiry of links that are valid during the whole test, in seconds since 1970.
+/// Expiry of links that are valid during the whole test, in seconds since 1970. The shift makes it
+/// short enough for the label of a host name.
 const FAR_FUTURE: u64 = u64::MAX >> 20;
 
 /// Directory of a fleet, shared by its gateways.
@@ -288,6 +289,7 @@ async fn a_request_to_a_lost_or_frozen_host_ends_with_503() {
     a.wait_for_counters(|totals| totals.exchanges_open == 1)
         .await;
     let lost = fleet.lost_of("b");
+    // Repeat the notification: it has no effect before the gateway waits for it.
     let ended = async {
         while !request.is_finished() {
             lost.notify_waiters();

@@ -81,6 +81,7 @@ async fn the_connections_of_a_key_are_limited_and_other_keys_are_not_affected() 
     let mut beyond = lab.open(Lab::rule(), true, OWNER);
     assert_eq!(beyond.read(&mut [0]).await.unwrap(), 0);
     assert_eq!(lab.refusals(), [RefusalReason::Limit]);
+    // The proxy answers a request over plain HTTP with 403, because the rule adds a secret.
     let request = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n");
     let other = raw(lab.open(Lab::rule(), false, "bob"), &request).await;
     assert_eq!(status(&other), "403", "{other}");
