@@ -112,7 +112,7 @@ pub(crate) async fn send<S: Sandboxes>(
     if !fresh && let Some(mut guest) = pool.idle.take(upstream.key(), max_idle) {
         add(&counters.reused, 1);
         match guest.connection.send(request, needs_no_task).await {
-        Ok(answer) => return Ok((answer, guest)),
+            Ok(answer) => return Ok((answer, guest)),
             Err(mut error) => match (error.take_message(), repeatable) {
                 // The connection was closed before the request was sent.
                 (Some(unsent), _) => request = unsent,
@@ -129,7 +129,7 @@ pub(crate) async fn send<S: Sandboxes>(
     }
     let mut guest = connect(shared, upstream).await?;
     match guest.connection.send(request, needs_no_task).await {
-    Ok(answer) => Ok((answer, guest)),
+        Ok(answer) => Ok((answer, guest)),
         Err(error) => Err(upstream.failure(error.error())),
     }
 }

@@ -410,10 +410,11 @@ mod tests {
     }
 
     #[test]
-    fn the_program_holds_the_lock_after_its_parent_released_it() {
+    fn the_lock_is_free_after_the_program_that_inherited_it_has_exited() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let lock = Lock::take(&path, || ()).unwrap();
+        // The program waits for input while `hold` is open.
         let (gate, hold) = io::pipe().unwrap();
         let mut shell = Tool::new("sh", "dash");
         shell.args(["-c", "read -r line || :"]);

@@ -64,8 +64,8 @@ pub use transfer::{
 };
 pub use verified::{VerifiedFile, VerifyError};
 
-/// Records that a test is skipped, in the output of the test and in the list that `scripts/test`
-/// counts.
+/// Records that a test is skipped, in the output of the test and in the list that
+/// `scripts/rust-tests` counts.
 #[cfg(test)]
 fn skipped(test: &str, reason: &str) {
     use std::io::Write;

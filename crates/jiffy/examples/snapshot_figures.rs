@@ -24,6 +24,7 @@ fn spec(memory_mib: u32) -> SandboxSpec {
     }
 }
 
+/// Returns the settings of a snapshot with memory and disk.
 fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
     SnapshotSpec {
         id: id.to_owned(),
@@ -36,6 +37,7 @@ fn saved(id: &str, then: AfterSnapshot) -> SnapshotSpec {
     }
 }
 
+/// Runs a command in the guest. Panics if the command fails.
 async fn run(vm: &MicroVm, cmd: &str, args: &[&str]) {
     let agent = jiffy_engines::agent(vm);
     let process = agent
@@ -151,6 +153,8 @@ async fn live(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
             total.push(report.total_us);
             stored.push(report.stored);
             let p = report.phases;
+            // `copy_us` is the time of the fork: the guest continues while the forked process
+            // writes the memory.
             let parts = [p.pause_us, p.state_us, p.scan_us, p.copy_us];
             phases
                 .iter_mut()

@@ -226,6 +226,7 @@ mod tests {
             assert_eq!(domain(text), Ok(text.to_ascii_lowercase()));
         }
         let long = format!("{}.example", "a".repeat(64));
+        // 255 bytes. Without the first two bytes, the name has the maximum length.
         let many = "a.".repeat(127) + "a";
         assert_eq!(domain(&many[2..]), Ok(many[2..].to_owned()));
         for text in [

@@ -306,6 +306,7 @@ fn a_console_flood_stays_in_its_ring_buffer() {
         attack.wait_for_load();
         let before = attack.resident();
         attack.assert_responsive();
+        // The VMM retains 64 KiB of the console. A VMM that retained all of it would grow further.
         let grown = attack.resident().saturating_sub(before);
         assert!(grown < 32, "{grown} MiB more");
     });
@@ -381,8 +382,9 @@ while True:
         attack.assert_responsive();
         let after = (open(daemon), open(attack.vmm));
         eprintln!("descriptors of daemon and VMM: {before:?}, then {after:?}");
+        // The attack opens thousands of connections. The daemon must hold only a few of them.
         assert!(after.0 < before.0 + 64, "{before:?} {after:?}");
-        // A VMM has at most 1,024 connections.
+        // A VMM has at most 1,024 connections, and a few descriptors for other purposes.
         assert!(after.1 < before.1 + 1100, "{before:?} {after:?}");
     });
 }

@@ -3,7 +3,8 @@
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest. Inside, each guest has the address 169.254.0.21, and its gateway
-//! and name server have the address 169.254.0.22.
+//! and name server have the address 169.254.0.22. On the host, the slots have addresses of
+//! 198.18.0.0/15.
 
 use crate::support::lab::{HOST, RESOLVER, with_lab};
 use crate::support::network_probe::{clean, create, networked, python, reach, root_python};
@@ -219,7 +220,7 @@ router = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + b"\3\4\x40\xc0
 for kind in (router, struct.pack("!BBHI", 136, 0, 0, 0xe0000000) + bytes.fromhex("fe80") + bytes(14)):
     head = struct.pack("!IHBB", 0x60000000, len(kind), 58, 255) + bytes.fromhex("fe80") + bytes(13) + b"\1"
     send(0x86dd, head + bytes.fromhex("ff02") + bytes(13) + b"\1" + kind, b"\x33\x33\0\0\0\1")
-# An IPv6 address set manually, although IPv6 is disabled.
+# An IPv6 address set manually with SIOCSIFADDR (0x8916), although IPv6 is disabled.
 for name in ("all", "eth0"):
     try: open("/proc/sys/net/ipv6/conf/%s/disable_ipv6" % name, "w").write("0")
     except OSError: pass

@@ -132,7 +132,7 @@ fn snapshots_and_prune(test_home: &TestHome) {
     assert!(unasked.stderr.contains("--yes"), "{unasked:?}");
     assert_eq!(test_home.ok(&["ls", "-q"]).lines().count(), 2);
     let removed = test_home.ok(&["rm", "--all", "--force"]);
-    // Includes the two snapshots that were removed earlier.
+    // Includes the records of `web` and `api`, which `names_and_labels` has killed.
     assert_eq!(removed.lines().count(), 4, "{removed}");
     assert!(removed.contains(&id));
     assert_eq!(test_home.ok(&["rm", "before"]), before);

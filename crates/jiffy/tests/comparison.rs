@@ -108,6 +108,7 @@ fn sandboxes_and_snapshots_are_compared_by_content_and_leave_nothing() {
         tree.contains(" before, ") && tree.contains("  <--\n"),
         "{tree}"
     );
+    // The sandbox, its two snapshots, and the snapshot of its pause.
     assert_eq!(tree.lines().count(), 4, "{tree}");
 }
 

@@ -64,6 +64,7 @@ fn connections_are_recorded_with_their_bytes_and_denials_with_their_reason() {
         // A connection to a name: its line has the requested name, the destination, and the bytes
         // that the proxy transferred, without headers of packets.
         let head = "GET / HTTP/1.1\\r\\nHost: good.example\\r\\n\\r\\n";
+        // The guest's Python program decodes each `\r\n` to two bytes.
         let length = head.replace("\\r\\n", "  ").len() as u64;
         let back: u64 = say(&format!("exchange('8.8.8.8', 80, b'{head}', 5000)"))
             .parse()

@@ -194,7 +194,8 @@ impl TestRandom {
     }
 }
 
-/// Returns whether the call succeeded. Calls may be rejected, or their daemon killed.
+/// Makes a random call. Returns whether the call succeeded: it may be rejected, or its daemon may
+/// be killed.
 fn random_call(test_home: &TestHome, random: &mut TestRandom) -> bool {
     let listed = test_home.call(&["ls", "--json"]);
     let Ok(Value::Array(all)) = serde_json::from_str(&listed.stdout) else {

@@ -37,6 +37,7 @@ fn a_snapshot_pause_or_fork_on_a_full_disk_fails_and_the_sandbox_continues() {
         "head -c 150000000 /dev/urandom >/dev/shm/bulk; sha256sum /dev/shm/bulk >sum",
     );
     let (snapshots, stored) = (test_home.json(&["snapshots"]), entries());
+    // The remaining space is smaller than the files of one snapshot.
     disk.fill(40 << 20);
     for call in [
         vec!["snapshot", &id],
@@ -92,6 +93,7 @@ fn guest_writes_fail_on_a_full_host_disk_and_the_log_names_the_cause() {
     let id = test_home.ok(&["create"]);
     let shell =
         |script: &str| test_home.call(&["exec", "--user", "root", &id, "--", "sh", "-c", script]);
+    // The remaining space is smaller than the 60 MiB that the guest writes.
     disk.fill(20 << 20);
     // A program that syncs its data receives an error.
     let synced = shell("dd if=/dev/urandom of=/root/synced bs=1M count=60 conv=fsync 2>&1");

@@ -208,9 +208,10 @@ async fn a_request_with_ambiguous_framing_smuggles_no_second_request() {
         // The proxy decides where the body ends, and writes the request with that framing.
         let is_first = |seen: &Seen| seen.path == "/first" && seen.body.is_empty();
         assert!(lab.seen().iter().all(is_first), "{framing}: {answer}");
-        let is_unambiguous =
-            framing.contains("Encoding: chunked\r\n") && framing.contains("Length: 5");
-        let expected = if is_unambiguous { "200" } else { "400" };
+        // hyper ignores the length of a request with both headers (RFC 9112, 6.3). The length of 50
+        // bytes begins with `5`, too.
+        let has_both = framing.contains("Encoding: chunked\r\n") && framing.contains("Length: 5");
+        let expected = if has_both { "200" } else { "400" };
         assert_eq!(status(&answer), expected, "{framing}: {answer}");
     }
 }

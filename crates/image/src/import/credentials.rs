@@ -127,6 +127,7 @@ mod tests {
 
     #[test]
     fn credentials_of_docker_login_are_found_for_their_host_only() {
+        // The values of `auth` are `a:b`, `user:p:w1` and `c:d` in Base64.
         let text = r#"{"auths":{"https://index.docker.io/v1/":{"auth":"YTpi"},
             "reg.example:5000":{"auth":"dXNlcjpwOncx"},"https://old.example/v2/":{"auth":"Yzpk"},
             "bad.example":{"auth":"%%%"},"helped.example":{}},

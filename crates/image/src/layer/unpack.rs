@@ -346,8 +346,8 @@ impl Unpacker<'_> {
     }
 
     fn hard_link(&mut self, entry: &ArchiveEntry, path: &LayerPath) -> Result<(), LayerError> {
-        let bad = || EntryProblem::LinkTarget(super::shown(&entry.link));
-        let bad = || LayerError::entry(path.bytes(), bad());
+        let problem = || EntryProblem::LinkTarget(super::shown(&entry.link));
+        let bad = || LayerError::entry(path.bytes(), problem());
         let target = LayerPath::of(&entry.link, &self.budget.limits)
             .map_err(|problem| LayerError::entry(path.bytes(), problem))?;
         if target.is_root() || target == *path {

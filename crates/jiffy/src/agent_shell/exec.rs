@@ -24,10 +24,12 @@ fn command(args: &AgentShellExecArgs) -> anyhow::Result<ShellCommand> {
             let context = || format!("cannot read the command from {}", path.display());
             let file = std::fs::File::open(path).with_context(context)?;
             let mut text = String::new();
+            // One byte more than the maximum, so that a longer command is noticed and rejected.
             let limit = MAX_COMMAND_BYTES as u64 + 1;
             file.take(limit)
                 .read_to_string(&mut text)
                 .with_context(context)?;
+            // The hook of a coding agent has written the file for this command only.
             std::fs::remove_file(path).with_context(context)?;
             text
         }

@@ -279,6 +279,7 @@ mod tests {
         let home = home();
         let owner = fs::metadata(home.path()).unwrap().uid();
         assert_eq!(owners(home.path(), owner).status, Status::Ok);
+        // All entries belong to another user, and are more than `MAX_SHOWN_PATHS`.
         let finding = owners(home.path(), owner + 1);
         assert_eq!(finding.status, Status::Fail);
         assert!(

@@ -85,7 +85,8 @@ pub fn connections(root: &Path) -> Finding {
     }
     // Number of sandboxes that can use all their connections at the same time.
     let full = maximum / 4 * 3 / SANDBOX_CONNECTIONS;
-    // Limit per sandbox at which all sandboxes fit the table, but at least 16.
+    // Limit per sandbox at which all sandboxes fit the table. At least 16, so that a sandbox
+    // remains usable.
     let each = (maximum / 4 * 3 / sandboxes).max(16);
     // An entry occupies 320 bytes of kernel memory.
     let memory_mib = (required * 320) >> 20;

@@ -38,7 +38,8 @@ pub fn run(args: &FleetInitArgs) -> anyhow::Result<()> {
         listen: address.listen,
         address: address.address,
         cpu_level: args.cpu_level.map_or(facts.cpu_level, level_number),
-        // Hosts without hardware virtualization cannot limit the features of guests.
+        // Limited only on request: hosts without hardware virtualization cannot limit the features
+        // of guests.
         guest_level: args.cpu_level.map(|level| level.to_string()),
         import: !content.keys.is_empty() || !content.templates.is_empty(),
     };

@@ -75,6 +75,8 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let start = runtime.spawn_blocking(move || Fleet::start(&programs, hosts, is_json));
     let [interrupt, terminate] = &mut signals;
+    // After a signal, the start is still awaited: only its result, a complete fleet, can be dropped
+    // and thereby removed.
     let fleet = runtime.block_on(async {
         let mut start = start;
         tokio::select! {

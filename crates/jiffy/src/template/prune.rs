@@ -24,7 +24,7 @@ struct Removed {
 /// `unused_for`.
 pub fn run(home: &Home, unused_for: Duration, json: bool) -> anyhow::Result<()> {
     // The build cache is pruned first, because it references images.
-    let prune_build_cache = if home.path().join("builds.db").exists() {
+    let build_cache = if home.path().join("builds.db").exists() {
         prune_build_cache(unused_for)?
     } else {
         // No daemon has created a build cache yet.
@@ -32,8 +32,8 @@ pub fn run(home: &Home, unused_for: Duration, json: bool) -> anyhow::Result<()> 
     };
     let removed = Removed {
         images: Templates::new(home).prune()?,
-        steps: prune_build_cache.steps,
-        upload_bytes: prune_build_cache.upload_bytes,
+        steps: build_cache.steps,
+        upload_bytes: build_cache.upload_bytes,
     };
     if json {
         outln!("{}", jiffy_client::terminal::json(&removed)?);

@@ -1,6 +1,7 @@
 //! Draws the model of `jiffy top` into a buffer of cells.
 //!
-//! The model contains all state of the screen. Drawing does not change it.
+//! The model contains all state of the screen. Drawing changes only the size of the screen in the
+//! model and in its open view.
 
 use super::columns::{Column, columns};
 use super::control::prompt;
@@ -87,7 +88,8 @@ pub fn draw(model: &mut Model, buffer: &mut Buffer, now_ms: u64) -> Option<Posit
     let page = usize::from(body_height.saturating_sub(HEAD_LINES));
     model.set_page(page);
     let header = model.header.text(model);
-    // The open view is taken from the model while it is drawn, because both are changed.
+    // The open view is taken from the model while it is drawn: `draw_text` changes the view, and
+    // `draw_table` borrows the model.
     let mut mode = std::mem::take(&mut model.mode);
     let mut canvas = Canvas {
         buffer,

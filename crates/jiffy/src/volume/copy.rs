@@ -40,6 +40,7 @@ pub(super) async fn run(client: &Client, from: &str, to: &str) -> anyhow::Result
     }
 }
 
+/// Returns the path of the API call `call` for the entry at `path` in a volume.
 fn call(volume: &str, call: &str, path: &str) -> String {
     format!(
         "/volumecontent/{}/{call}?path={}",

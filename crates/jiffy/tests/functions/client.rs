@@ -116,6 +116,7 @@ impl FunctionClient {
             let mut line = String::new();
             self.stream.read_line(&mut line)?;
             let length = usize::from_str_radix(line.trim(), 16).map_err(io::Error::other)?;
+            // CR LF follows the data of each chunk.
             let mut chunk = vec![0; length + 2];
             self.stream.read_exact(&mut chunk)?;
             if length == 0 {

@@ -11,7 +11,7 @@ const EVERY_MINUTE: &str = "* * * * *";
 /// Schedule without a call during the test.
 const NEW_YEAR: &str = "0 0 1 1 * Europe/Berlin";
 
-/// Deploys with an HTML form, like programs.
+/// Deploys `module` as the function `refused` with a multipart form. Returns the response.
 fn deploy(daemon: &FunctionDaemon, module: &[u8]) -> FunctionResponse {
     let key = &daemon.remote.key;
     let kind = "multipart/form-data; boundary=part";

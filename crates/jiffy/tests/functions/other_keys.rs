@@ -126,6 +126,7 @@ pub fn budgets(daemon: &FunctionDaemon) {
     // Its modules count as its disk space, and a module that exceeds the quota is not stored.
     let bytes = used()["disk"]["functions"].as_u64().unwrap();
     assert!(bytes > module.len() as u64, "{bytes}");
+    // The module and its compiled code exceed the rest of the quota.
     let large = constant(&"x".repeat(300 << 10));
     let refused = deploy(daemon, &key, "large", &large);
     assert_eq!(refused.refusal(), (507, "max_disk".to_owned()));

@@ -377,7 +377,7 @@ mod tests {
         fs::remove_dir_all(guest.join("sub")).unwrap();
         fs::remove_file(guest.join("link")).unwrap();
         symlink("changed", guest.join("link")).unwrap();
-        // This is created on the host while the command ran.
+        // Files that this host created while the command ran. They were not sent to the guest.
         fs::write(trees.path("host/later"), "later").unwrap();
         fs::write(trees.path("host/sub/later"), "later").unwrap();
         let inode = |name: &str| fs::metadata(trees.path(name)).unwrap().ino();

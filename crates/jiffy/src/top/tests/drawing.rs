@@ -20,6 +20,9 @@ fn hostile_names_neither_control_the_terminal_nor_change_other_cells() {
     model.header.server = hostile.to_owned();
     let is_hostile =
         |c: char| c.is_control() || matches!(c, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}');
+    // Each input closes the open view and opens the next one. The views are the table, the details,
+    // the question before a kill, the filter `\u`, the filtered table, the keys for copying, and
+    // the snapshots.
     for input in ["", "\r", "\u{1b}K", "x/\\u", "\r", "y", "xb"] {
         type_keys(&mut model, input);
         model.report(hostile, true);
@@ -62,6 +65,7 @@ fn very_long_texts_are_cut() {
 fn a_thousand_sandboxes_are_shown_in_pages_on_large_and_small_screens() {
     for (width, height) in [(120, 40), (20, 5)] {
         let mut model = model(many(1000));
+        // The header, the headings and the last line contain no rows.
         let rows = usize::from(height) - 3;
         let lines = screen(&mut model, width, height);
         assert_eq!(lines.len(), usize::from(height));
@@ -89,6 +93,7 @@ fn a_thousand_sandboxes_are_shown_in_pages_on_large_and_small_screens() {
             assert_eq!(marked.len(), 1, "{keys:?}");
             let text = view::buffer_text(&buffer);
             let line = text.lines().nth(marked[0].into()).unwrap();
+            // The small screen has no column of names, but shows the start of the id.
             let shown = if width == 20 { "0000000" } else { &name };
             assert!(line.contains(shown), "{line}");
         }
@@ -112,6 +117,7 @@ fn a_thousand_sandboxes_are_shown_in_pages_on_large_and_small_screens() {
 fn any_size_of_the_screen_is_drawn() {
     let mut model = model(many(30));
     model.report(&"an error of several words ".repeat(20), true);
+    // Most inputs close the open view and open the next one, as in the test of hostile names.
     let all_views = [
         "", "j", "/web", "\r", "\u{1b}?", "\u{1b}K", "ny", "xb", "\u{1b}e",
     ];
