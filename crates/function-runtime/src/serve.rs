@@ -79,7 +79,7 @@ pub fn serve(settings: &ServeSettings) -> io::Result<()> {
             file_bytes: MAX_IMAGE_BYTES,
         })?;
     }
-    // A worker polls the shared queue of tasks after every 8 tasks of its own, because each of them
+    // A worker polls the shared queue of tasks after every 8 tasks of its own. Each of its tasks
     // may be a guest that runs for a whole epoch (1 ms).
     let runtime = Builder::new_multi_thread()
         .worker_threads(settings.workers.max(1))

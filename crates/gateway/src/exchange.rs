@@ -49,8 +49,8 @@ impl Upstream {
     /// Returns the gateway of a host, for the client `peer`.
     pub fn host(hosts: &Arc<dyn OtherHosts>, host: Arc<str>, peer: Peer) -> Self {
         Self::Host {
-            // For a guest, the key is the sandbox and the port. For a host, it is the host with the
-            // client's address, and the number 1 or 0 for a client with or without TLS.
+            // For a guest, the key is the sandbox and the port. For a host, the key is the host
+            // with the client's address, and the number 1 or 0 for a client with or without TLS.
             key: (format!("{host} {}", peer.ip), u16::from(peer.tls)),
             hosts: hosts.clone(),
             host,

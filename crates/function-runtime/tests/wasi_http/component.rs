@@ -1,9 +1,9 @@
 //! Components of wasi:http in WebAssembly text. The handler can use all functions of
 //! `wasi:http/types`, and functions of other interfaces on request.
 //!
-//! Memory layout, by address: texts of helpers below 1024, results at `$R` (1024) and in further
-//! areas of 64 bytes, strings of the test from 2048, and allocations by the host from 65536.
-//! Handles are plain numbers.
+//! Memory layout, by address: texts of helpers are below 1024. Results are at `$R` (1024) and in
+//! further areas of 64 bytes. Strings of the test are from 2048 on, and allocations by the host
+//! from 65536 on. Handles are plain numbers.
 
 mod http_types;
 mod interfaces;

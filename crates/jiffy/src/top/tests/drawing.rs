@@ -117,7 +117,7 @@ fn a_thousand_sandboxes_are_shown_in_pages_on_large_and_small_screens() {
 fn any_size_of_the_screen_is_drawn() {
     let mut model = model(many(30));
     model.report(&"an error of several words ".repeat(20), true);
-    // Most inputs close the open view and open the next one, as in the test of hostile names.
+    // An input closes the open view and opens the next one, as in the test of hostile names.
     let all_views = [
         "", "j", "/web", "\r", "\u{1b}?", "\u{1b}K", "ny", "xb", "\u{1b}e",
     ];
