@@ -125,7 +125,7 @@ fn paused_time_counts_in_the_boot_clock_only() {
     let (_, before) = clocks(&place, &id);
     place.ok(&["pause", &id]);
     let paused = Instant::now();
-    // The duration of the pause is measured.
+    // The sleep may take longer than 3 s, so the duration of the pause is measured.
     std::thread::sleep(Duration::from_secs(3));
     let slept = paused.elapsed().as_secs_f64();
     place.ok(&["resume", &id]);
@@ -137,7 +137,7 @@ fn paused_time_counts_in_the_boot_clock_only() {
     let (_, after) = clocks(&place, &id);
     assert!(after - before < counted + 30.0 - slept, "{before} {after}");
 
-    // A copy, and a rolled-back guest, have not been paused since.
+    // The snapshot was taken before the pause, so guests restored from it have no paused time.
     let copy = place.ok(&["create", "--from", &snapshot]);
     assert!(asleep(&copy).abs() < 0.1, "{}", asleep(&copy));
     place.ok(&["rollback", &id, &snapshot]);

@@ -30,8 +30,8 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// Returns a data directory with separate templates and the stock template, and a directory that
-/// contains only the program `/app`.
+/// Returns a data directory to which the test can add templates, and a directory that contains only
+/// the program `/app`.
 fn prepared() -> (TestHome, PathBuf) {
     let test_home = TestHome::with_templates();
     let root = test_home.dir.path().join("root");

@@ -139,7 +139,8 @@ fn guests_and_snapshots_report_their_processor_level() {
     assert!(unknown.stderr.contains("x86-64-v2"), "{unknown:?}");
     let start = ["daemon", "start", "--no-listen", "--cpu-level", "x86-64-v2"];
     if !has_hardware_virtualization() {
-        // Programs in its guests see all features of its processor, regardless of the KVM settings.
+        // On this host, programs in guests see all features of the host's processor, regardless of
+        // the KVM settings. The daemon therefore rejects the option.
         let refused = test_home.call(&start);
         assert_ne!(refused.code, Some(0));
         assert!(refused.stderr.contains("VT-x"), "{refused:?}");

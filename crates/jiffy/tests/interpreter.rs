@@ -121,7 +121,7 @@ fn code_runs_in_four_languages_and_its_state_persists() {
         204
     );
     assert_eq!(ask(&test_home, id, PORT, "POST", "/execute", &there).0, 404);
-    // A context already has a language.
+    // A request must not name a context and a language: the context already has a language.
     let both = json!({ "code": "1", "context_id": "a", "language": "python" });
     assert_eq!(ask(&test_home, id, PORT, "POST", "/execute", &both).0, 400);
     installs_packages(&test_home, id);

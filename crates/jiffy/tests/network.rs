@@ -78,8 +78,9 @@ fn names_are_resolved_while_at_least_one_host_is_allowed() {
 fn a_guest_cannot_send_from_another_address() {
     networked(&[], |test_home, lab| {
         let id = test_home.ok(&["create"]);
+        // `frame` sends a packet to the MAC address of the gateway. `mac` is the sender's.
         let program = r#"
-import struct
+        import struct
 def udp(source, text):
     payload = struct.pack("!HHHH", 5000, 7, 8 + len(text), 0) + text
     head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(payload), 0, 0, 64, 17, 0,
@@ -214,6 +215,7 @@ fn the_send_rate_is_limited_until_the_limit_is_lifted() {
         let path = format!("/sandboxes/{id}/network");
         assert_eq!(call(test_home, "PUT", &path, &json!({})).0, 204);
         let (took, bytes) = arrived();
+        // Without a limit, most of the 1,000,000 sent bytes arrive.
         assert!(bytes > 600_000, "{bytes} bytes in {took} s");
     });
 }

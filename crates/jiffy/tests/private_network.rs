@@ -1,5 +1,5 @@
-//! Tests for private networks with guests in network namespaces, which send any packet. A *member*
-//! of a network is a sandbox that has joined it.
+//! Tests for private networks. The guests are network namespaces, so that a test can send any
+//! packet from them. A *member* of a network is a sandbox that has joined it.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest. A daemon *adopts* the guests that continued to run while no
@@ -266,7 +266,9 @@ fn members_of_a_private_network_reach_each_other_and_nothing_else() {
         }
         refused(&a, &format!("{}:80", PUBLIC[0]));
 
-        // A false source reaches no member, and a member's own address only as the member's.
+        // The slot drops packets with any source other than the guest's address inside the slot,
+        // even with the member's own address in the network. It translates the inside address to
+        // the member's address.
         let datagrams = b.run(|| UdpSocket::bind("0.0.0.0:7").unwrap());
         let sources = [
             address(3),

@@ -142,7 +142,7 @@ fn registry(directory: &Path) -> String {
 /// Pages and their types, by path.
 type Pages = HashMap<String, (&'static str, Vec<u8>)>;
 
-/// Serves until the test program exits.
+/// Serves the pages on the loopback device until the test program exits. Returns the address.
 fn serve(pages: Pages) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("localhost:{}", listener.local_addr().unwrap().port());

@@ -74,7 +74,8 @@ fn every_command_does_the_same_over_the_network_as_over_the_socket() {
     );
 }
 
-/// Tests input, large output, exit codes, signals and files.
+/// Tests input, large output, exit codes, signals and files. `calls` returns a command of the
+/// client with these arguments.
 fn streams(remote: &Remote, calls: impl Fn(&[&str]) -> std::process::Command) {
     let run = |args: &[&str]| finish(calls(args).spawn().unwrap());
     let id = run(&["create"]).stdout.trim_end().to_owned();

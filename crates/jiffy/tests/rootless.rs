@@ -35,7 +35,8 @@ struct User {
 /// Returns a user id that no other test uses.
 fn new_uid() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Other processes run other tests of this file at the same time.
+    // Other processes run other tests of this file at the same time. A process uses at most four
+    // ids.
     let of_process = FIRST_USER + std::process::id() % 10_000 * 4;
     of_process + NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -184,7 +185,8 @@ fn with_users6(work: impl FnOnce() + Send) {
     with_users_in(true, work);
 }
 
-/// Skips the test if no program provides an uplink.
+/// Like `with_users`, in a lab with or without IPv6. Skips the test if no program for the *uplink*
+/// is installed, which connects a user's network namespace to the network of the host.
 fn with_users_in(ipv6: bool, work: impl FnOnce() + Send) {
     let pasta = ["/usr/bin/pasta", "/usr/bin/slirp4netns"]
         .iter()
@@ -449,7 +451,7 @@ fn slirp4netns_is_the_uplink_without_pasta() {
             "{doctor}"
         );
         assert_eq!(reached_by_a_run(&user, &PUBLIC), ["internet"; 3]);
-        // slirp4netns' own route to the host's loopback address, and the host's addresses.
+        // slirp4netns routes 10.0.2.2 to the host's loopback address.
         let closed = [HOST, PRIVATE[0], "10.0.2.2"];
         for (host, who) in closed.iter().zip(reached_by_a_run(&user, &closed)) {
             assert_eq!(who, "ConnectionRefusedError", "{host}");

@@ -297,7 +297,7 @@ fn a_paused_sandbox_on_disk_is_prefetched_and_not_read_fault_by_fault() {
     };
     let read = io.lines().find_map(|l| l.strip_prefix("read_bytes: "));
     let read: u64 = read.unwrap().parse().unwrap();
-    // It would be about 60 MiB if the VMM read around each of its page faults.
+    // The VMM would read about 60 MiB if it read around each of its page faults.
     assert!(read < 24 << 20, "{read} bytes were read by the VMM");
 }
 

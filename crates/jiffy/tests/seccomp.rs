@@ -83,7 +83,7 @@ impl Made {
         }
         for (task, calls) in calls {
             let confined = calls.iter().rposition(|(name, _)| *name == "seccomp");
-            let (is_vcpu, first) = match confined {
+            let (is_thread, first) = match confined {
                 Some(at) => (Some(task) != main, at + 1),
                 // A VMM that did not install its filter.
                 None if Some(task) == main => continue,
@@ -91,10 +91,10 @@ impl Made {
             };
             let calls = calls.get(first..).unwrap_or_default();
             // The thread of the disks waits by this call, and vCPU threads never do.
-            let is_disks = is_vcpu && calls.iter().any(|(name, _)| *name == "epoll_wait");
+            let is_disks = is_thread && calls.iter().any(|(name, _)| *name == "epoll_wait");
             let (names, requests) = if is_disks {
                 (&mut self.disks, &mut BTreeSet::new())
-            } else if is_vcpu {
+            } else if is_thread {
                 (&mut self.vcpu, &mut self.vcpu_requests)
             } else {
                 (&mut self.main, &mut self.main_requests)

@@ -1,5 +1,6 @@
-//! Tests for slots in the presence of other programs' namespaces, crashes and earlier versions:
-//! nothing is pinned or permanently blocked.
+//! Tests for slots in the presence of other programs' namespaces, crashes and earlier versions: no
+//! slot number is permanently blocked. A mount of a namespace *pins* it: the namespace exists until
+//! its last mount is removed.
 //!
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.
@@ -136,7 +137,8 @@ fn another_programs_namespaces_pin_no_slot() {
             drop(before);
             network.close();
             assert_eq!(copy.pinned_count(), 0);
-            // The directory of other programs is unchanged.
+            // `ip netns` has mounted a directory over the directory of other programs. The
+            // directory underneath must be empty as well.
             let _ = nix::mount::umount(FORMER);
             assert_nothing_left();
         }

@@ -195,9 +195,9 @@ fn a_second_burst_of_guests_finds_prepared_slots() {
             };
             runtime.block_on(takes)
         };
-        // All six slots are removed after their release. The network then prepares the two usual
-        // slots, and one for each lease that found no prepared slot. This holds for two to four of
-        // the six leases: two slots are ready, and up to two are prepared during the burst.
+        // All six slots are removed after their release. Two to four of the six leases find no
+        // prepared slot: two slots are ready, and up to two more are prepared during the burst. The
+        // network then prepares the two usual slots and one for each of these leases: four to six.
         drop(burst(6));
         let prepared = wait_for("slots of the burst to be replaced", || {
             // The number of leased and prepared slots. It is constant when all slots of the burst

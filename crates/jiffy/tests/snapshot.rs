@@ -125,7 +125,8 @@ async fn restored_sandboxes_keep_everything_but_their_identity() {
         assert_ne!(from_a[line], from_b[line]);
         assert_ne!(from_a[line], from_parent[line]);
     }
-    // Its processes continue, its clock is correct, and its changes are separate.
+    // The processes of a restored guest continue, its clock is correct, and its changes are
+    // separate.
     let grown =
         "a=$(wc -c < /tmp/alive); sleep 0.5; b=$(wc -c < /tmp/alive); [ $b -gt $a ] && date +%s";
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

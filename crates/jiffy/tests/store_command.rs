@@ -131,7 +131,8 @@ fn snapshot(dir: &Path, id: &str, seeds: &[u8]) -> SnapshotSource {
     }
 }
 
-/// Tests all three commands on a store with two snapshots, one of which is removed.
+/// Tests `stats`, `verify`, `gc` and `rotate` on a store with two snapshots, one of which is
+/// removed.
 async fn test_all_commands(host: &Host) {
     let remote = host.remote();
     let tenant = remote.tenant(None).await.unwrap();

@@ -13,7 +13,7 @@ use jiffy_image::{
 use jiffy_test_attributes::jiffy_test;
 use tar::{Builder, EntryType, Header};
 
-/// Returns a data directory with separate templates and the stock template.
+/// Returns a data directory to which the test can add templates, and its templates.
 fn prepared() -> (TestHome, Templates) {
     let test_home = TestHome::with_templates();
     let templates = test_home.templates();

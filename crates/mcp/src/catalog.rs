@@ -133,7 +133,7 @@ impl ToolEntry {
 }
 
 /// Returns a schema with one type per value and without Rust's formats of integers, because some
-/// clients support no others. Optional fields lose the type `null`: results omit them, and
+/// clients reject other schemas. Optional fields lose the type `null`: results omit them, and
 /// arguments may be omitted.
 fn portable(schema: &JsonObject) -> Arc<JsonObject> {
     let mut schema = schema.clone();

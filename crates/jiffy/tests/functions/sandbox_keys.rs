@@ -263,6 +263,7 @@ for host in (NAME, "localhost"):
         assert_eq!(status[1..4], ["401"; 3], "{report:?}");
         assert_eq!(status[4..7], ["401", "401", "403"], "{report:?}");
         assert_eq!(status[7..9], ["403", "403"], "{report:?}");
+        // Only the ports for DNS (53) and for the control plane (80) accept connections.
         assert_eq!(report[9], "[53, 80]");
         assert_eq!(status[10..], ["200", "421"]);
     }

@@ -58,7 +58,8 @@ impl LockedSandbox<'_> {
         Err(format!("{what}: {}", reply.short()))
     }
 
-    /// Waits until the exit of a killed VMM is reported.
+    /// Waits until the exit of a killed VMM is reported, or until the guest answers again.
+    /// Afterwards the kills so far explain no other failure.
     fn wait_for_exit_report(&mut self) -> Result<(), String> {
         let limit = Instant::now() + NOTICE_LIMIT;
         let was = self.model.state;
@@ -77,7 +78,7 @@ impl LockedSandbox<'_> {
     }
 
     /// Checks that the guest contains a possible number. If it is the newest, the others become
-    /// impossible.
+    /// impossible, because the guest ignores older numbers that arrive late.
     pub fn verify(&mut self) -> Result<(), String> {
         let before = self.soak.kill_count();
         let id = &self.sandbox.id;

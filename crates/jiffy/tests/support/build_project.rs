@@ -7,7 +7,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-/// Data directory with separate templates and the stock template, and a build context.
+/// Data directory with its own templates in addition to the stock template `base`, and a build
+/// context.
 pub struct BuildProject {
     pub test_home: TestHome,
     pub context: PathBuf,

@@ -209,7 +209,8 @@ pub fn alive(pid: u32) -> bool {
     })
 }
 
-/// Reads lines from a stream until one contains `needle`.
+/// Reads from a stream until the text contains `needle`. Returns the text, and leaves later bytes
+/// in the stream.
 pub fn read_until(stream: &mut impl Read, needle: &str) -> String {
     let mut text = Vec::new();
     let mut byte = [0];

@@ -35,7 +35,8 @@ impl Remote {
         }
     }
 
-    /// Data directory that must remain missing, because no command changes this host.
+    /// Data directory of the client. No command may create it, because commands for another host
+    /// must not change this one.
     pub fn elsewhere(&self) -> PathBuf {
         self.test_home.dir.path().join("elsewhere")
     }

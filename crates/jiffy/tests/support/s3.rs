@@ -153,6 +153,7 @@ struct Shared {
     closed: AtomicBool,
     /// Number of held requests.
     held: AtomicUsize,
+    /// Number of changes of the faults, and the function that selects the fault of a request.
     decide: Mutex<(u64, Box<Decide>)>,
     requests: Mutex<Vec<Request>>,
 }

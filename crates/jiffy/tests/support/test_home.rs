@@ -28,15 +28,16 @@ impl TestHome {
         Self::in_directory(&std::env::temp_dir())
     }
 
-    /// Like `new`, with separate templates in addition to the stock template. Building them needs
-    /// root.
+    /// Like `new`, with a separate directory of templates, to which a test can add its own. It
+    /// contains the stock template `base`. Building a template from a Dockerfile requires root.
     pub fn with_templates() -> Self {
         let test_home = Self::new();
         test_home.own_templates();
         test_home
     }
 
-    /// Creates further templates in this directory, in addition to the stock template.
+    /// Replaces the link to the shared templates by a directory with a link to the stock template
+    /// `base`. Templates of the test are added to this directory.
     pub fn own_templates(&self) {
         let templates = self.dir.path().join("templates");
         let real = std::fs::read_link(&templates).unwrap();
@@ -64,7 +65,8 @@ impl TestHome {
         for name in ["templates", "kernel", "disks"] {
             symlink(real.join(name), dir.path().join(name)).unwrap();
         }
-        // Shared: only one user of a directory creates its missing files.
+        // The locks of the linked directories are linked as well: only one user of such a directory
+        // may create its missing files at a time.
         std::fs::create_dir(dir.path().join("locks")).unwrap();
         for name in ["kernel", "disks"] {
             let lock = Path::new("locks").join(name);

@@ -88,7 +88,8 @@ fn a_key_stays_within_its_quota_even_across_a_crash() {
         "max_snapshots",
     );
 
-    // Writes beyond the quota fail, and the guest continues to run.
+    // Snapshots, pauses and forks beyond the quota fail, and the guest continues to run. The 100 MB
+    // of the guest's memory exceed the quota of 24 MiB.
     let small = key(&keys, &["--name=small", "--max-disk=24MiB"]);
     let (_, created) = post(&keys, &small, "/v2/sandboxes", &create);
     let id = created["sandboxID"].as_str().unwrap().to_owned();

@@ -269,7 +269,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
     });
     for how in ["cancelled", "killed"] {
         let (path, build) = keys.begin(alice, "never", &never);
-        wait_for("the build to finish", || {
+        wait_for("the template of the unfinished build", || {
             is_build_listed(&templates, &build).then_some(())
         });
         let name = format!("build-{build}");

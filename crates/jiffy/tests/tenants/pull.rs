@@ -278,7 +278,7 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
         );
         assert!(slow.end().contains("cancelled"));
 
-        // The image has 600 MiB. "5" resets the daemon's maximum of resident memory (`VmHWM`).
+        // The manifest has 600 MiB. "5" resets the daemon's maximum of resident memory (`VmHWM`).
         fs::write(format!("/proc/{daemon}/clear_refs"), "5").unwrap();
         let before = memory(daemon, "VmRSS");
         let huge = Build::of(keys, &keys.mallory, "9.9.9.9:5001/huge:1", None);
@@ -309,7 +309,7 @@ fn a_hostile_registry_delays_and_costs_its_callers_build_only() {
     });
 }
 
-/// Registry of mallory: a slow layer, an endless manifest, and images that name the layer of
+/// Registry of mallory: a slow layer, a manifest of 600 MiB, and images that name the layer of
 /// `private`.
 fn mallory_registry(private: &Image) -> impl Fn(&Request, &mut dyn Write) + Send + Sync + 'static {
     let layer = super::registry::sha256(&private.layer);

@@ -25,7 +25,7 @@ impl TwoKeys {
         Self::of(Remote::new(options))
     }
 
-    /// Like [`TwoKeys::new`], with separate templates in addition to the stock template.
+    /// Like [`TwoKeys::new`], with a data directory to which keys can add templates.
     pub fn with_templates(options: &[&str]) -> Self {
         Self::of(Remote::of(TestHome::with_templates(), options))
     }
