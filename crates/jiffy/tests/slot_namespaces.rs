@@ -111,8 +111,7 @@ fn another_programs_namespaces_pin_no_slot() {
         let runtime = runtime();
         for card in [NicKind::Tap, NicKind::Veth] {
             let home = tempfile::tempdir().unwrap();
-            // No slots are created in advance; after a burst, as many slots as were used are
-            // retained.
+            // The network retains one ready slot, and creates no further slots in advance.
             let config = NetworkConfig {
                 ready: 0,
                 ..config(home.path(), card)
@@ -129,7 +128,7 @@ fn another_programs_namespaces_pin_no_slot() {
                 let more: Vec<SlotLease> = (0..4).map(|_| take()).collect();
                 another_programs_namespace();
                 drop(more);
-                // The two leased slots, and possibly a ready slot.
+                // The two leased slots, and one ready slot: the network always retains one.
                 wait_for("the slots to be released", || {
                     (network.slots().0 <= 3).then_some(())
                 });

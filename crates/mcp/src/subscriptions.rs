@@ -18,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum number of subscriptions of a client.
 pub const MAX_SUBSCRIPTIONS: usize = 16;
 
-/// Subscriptions of a client that it ends individually.
+/// Subscriptions that a client starts and ends individually (`resources/subscribe`).
 #[derive(Default)]
 pub struct Subscriptions(Mutex<HashMap<ResourceId, AbortOnDrop>>);
 
