@@ -244,7 +244,7 @@ impl Admission {
         let refuse = |short_of, what| Err(Refusal { short_of, what });
         let memory_mib = u64::from(size.memory_mib);
         if let Some(total) = figures.memory_total_mib {
-            let limit = total.saturating_sub(self.reserve_memory(figures));
+            let limit = total.saturating_sub(self.memory_reserve_mib(figures));
             // Waiting cannot help, so this error differs from a lack of free memory.
             if memory_mib > limit {
                 return refuse(
@@ -302,7 +302,7 @@ impl Admission {
     /// longer free. The limit is therefore lower than necessary, which is safe.
     fn disk_limit_mib(&self, figures: &HostFigures) -> Option<u64> {
         let free_mib = figures.disk_free_mib?;
-        let free_mib = free_mib.saturating_sub(self.reserve_disk(figures));
+        let free_mib = free_mib.saturating_sub(self.disk_reserve_mib(figures));
         Some((free_mib as f64 * self.limits.disk_overcommit) as u64)
     }
 
@@ -311,18 +311,20 @@ impl Admission {
     pub fn writable_disk_mib(&self) -> Option<u64> {
         let figures = self.host.read();
         let free_mib = figures.disk_free_mib?;
-        let free_mib = free_mib.saturating_sub(self.reserve_disk(&figures));
+        let free_mib = free_mib.saturating_sub(self.disk_reserve_mib(&figures));
         // With overcommit, guests are expected to write only a part of their disks.
         let reserved_mib = self.reservations.lock().disk_mib as f64 / self.limits.disk_overcommit;
         Some(free_mib.saturating_sub(reserved_mib as u64))
     }
 
-    fn reserve_disk(&self, figures: &HostFigures) -> u64 {
+    /// Returns the disk space that must stay free, in MiB ([`HostLimits::reserve_disk_mib`]).
+    fn disk_reserve_mib(&self, figures: &HostFigures) -> u64 {
         let reserve = self.limits.reserve_disk_mib;
         reserve.unwrap_or_else(|| (figures.disk_total_mib.unwrap_or(0) / 100).max(1024))
     }
 
-    fn reserve_memory(&self, figures: &HostFigures) -> u64 {
+    /// Returns the memory that must stay available, in MiB ([`HostLimits::reserve_memory_mib`]).
+    fn memory_reserve_mib(&self, figures: &HostFigures) -> u64 {
         let total = figures.memory_total_mib.unwrap_or(0);
         let reserve = self.limits.reserve_memory_mib;
         reserve.unwrap_or_else(|| (total / 20).max(512))
@@ -339,14 +341,14 @@ impl Admission {
             (
                 Shortage::Memory,
                 figures.memory_available_mib,
-                self.reserve_memory(figures)
+                self.memory_reserve_mib(figures)
                     .saturating_add(guests.saturating_mul(BOOT_MIB)),
                 "MiB of memory available",
             ),
             (
                 Shortage::Disk,
                 figures.disk_free_mib,
-                self.reserve_disk(figures),
+                self.disk_reserve_mib(figures),
                 "MiB of disk space free",
             ),
             (

@@ -332,6 +332,7 @@ mod tests {
             (BootMode::Fork, 3.0, 3.0)
         );
         assert_eq!((snapshot.count, snapshot.max_ms), (2000, 1999.0));
+        // The last 1,024 boots took 976 to 1,999 ms, and the median is the 512th of them.
         assert_eq!(snapshot.p50_ms, 1487.0);
     }
 

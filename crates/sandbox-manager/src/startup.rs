@@ -198,7 +198,8 @@ where
         let mut stream = connect(TCP_PORT).await?;
         stream.write_all(format!("{port}\n").as_bytes()).await?;
         let mut answer = Vec::new();
-        // Byte by byte, since bytes after the line belong to the server.
+        // Byte by byte, since bytes after the line belong to the server. The line is short,
+        // and the limit of 256 bytes stops a guest that sends no end of line.
         while !answer.ends_with(b"\n") && answer.len() < 256 {
             match stream.read_u8().await {
                 Ok(byte) => answer.push(byte),

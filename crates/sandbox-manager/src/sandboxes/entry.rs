@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::watch;
 
 /// Maximum number of bytes that are retained of the console of a guest that exited by itself.
-const MAX_EXIT_REASON_BYTES: usize = 16 << 10;
+const MAX_EXIT_CONSOLE_BYTES: usize = 16 << 10;
 
 /// Sandboxes by id.
 pub(super) type Entries = BTreeMap<SmolStr, Arc<SandboxEntry>>;
@@ -391,7 +391,7 @@ impl SandboxEntry {
     /// Retains the end of the console of a guest that exited by itself.
     pub fn retain_console(&self, console: &str) {
         // The end of a console is the interesting part. A character is not cut into parts.
-        let mut begin = console.len().saturating_sub(MAX_EXIT_REASON_BYTES);
+        let mut begin = console.len().saturating_sub(MAX_EXIT_CONSOLE_BYTES);
         while !console.is_char_boundary(begin) {
             begin += 1;
         }

@@ -204,6 +204,7 @@ async fn run_hook(
         .map_err(|_| "the agent does not respond".to_owned())?;
     match ended {
         Ok(status) if status.exit_code == 0 => Ok(()),
+        // Both texts are written to the log, and the guest determines them, so they are shortened.
         Ok(status) => Err(status.status.chars().take(100).collect()),
         // The agent ends the stream of a process that exceeds its time.
         Err(e) => Err(e.to_string().chars().take(200).collect()),

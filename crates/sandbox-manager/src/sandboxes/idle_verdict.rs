@@ -129,6 +129,8 @@ mod tests {
             }
         };
         assert_eq!(paused_at, 10_000);
+        // The simulation lasts 10 s. Checks are about one timeout (1 s) apart, and a few
+        // follow single uses.
         assert!(checks <= 12, "{checks} checks");
     }
 }

@@ -113,6 +113,7 @@ mod tests {
             cpu_us: u64::MAX,
             ..UsageAmounts::default()
         };
+        // A span of 400 days (`MAX_SPAN_DAYS`) that starts within a day touches 401 days.
         assert_eq!(amounts.by_day(0, u64::MAX / 2).len(), 401);
         assert_eq!(amounts.by_day(5, 3), [(Day(0), amounts)]);
     }

@@ -200,6 +200,8 @@ fn a_pause_after_the_last_write_is_not_counted_after_a_crash() {
     host.ledger.adopt("s", Some("k"), 2, resumed_ms);
     host.ledger.start("s", Some("k"), 2, reading(50, 5));
     let total = host.total("k");
+    // The sandbox ran for 10 s before its pause and for 5 s after its resume. The CPU time of 50
+    // after the resume does not count, because it is below the written value of 1000.
     assert_eq!((total.sandbox_ms, total.cpu_us), (15_000, 100));
 }
 
@@ -335,6 +337,8 @@ fn the_number_of_owners_of_a_day_is_bounded() {
     }
     // 1 << 62 is `MAX_SUM`.
     assert_eq!(host.total("k00001").function_requests, 1 << 62);
+    // Each of the 5 owners beyond the limit adds 1 << 61 (`MAX_ADDED`), as long as the sum is below
+    // `MAX_SUM`.
     assert!(host.total(OTHER_OWNERS).function_requests > 1 << 60);
     assert!(host.total("k10004").is_zero());
 }

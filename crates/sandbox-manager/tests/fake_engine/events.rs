@@ -102,11 +102,11 @@ async fn a_failed_create_and_a_lost_guest_are_events_with_their_cause() {
     let lost = events(host.events(), Some(&id)).pop().unwrap();
     assert!(lost.cause.is_some(), "{lost:?}");
     bench.world.fail("restore");
-    let unknown = CreateSpec {
+    let failing = CreateSpec {
         source: SandboxSource::Template("base".into()),
         ..base()
     };
-    assert!(host.create(unknown).await.is_err());
+    assert!(host.create(failing).await.is_err());
     let last = events(host.events(), None).pop().unwrap();
     assert_eq!(last.kind, EventType::SandboxFailed);
     // The message of an internal error may name files of the host.

@@ -93,6 +93,7 @@ async fn a_snapshot_in_use_is_not_folded() {
     let forked = host.fork(&id, 1, None).await.unwrap().children.remove(0);
     let forked = forked.unwrap();
     host.snapshots().remove(&taken[2]).unwrap();
+    // Wait for several rounds of garbage collection, which must retain snapshots in use.
     until("gc", || *bench.world.gc_runs.lock().unwrap() > 3).await;
     // The fork's snapshot depends on the third snapshot and is in use, so the third snapshot is
     // folded into the fork's snapshot.

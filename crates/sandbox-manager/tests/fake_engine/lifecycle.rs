@@ -74,6 +74,8 @@ fn random_calls_and_crashes_leave_no_blocked_or_lost_sandbox() {
             let mut clients = JoinSet::new();
             for client in 0..CLIENTS {
                 let (host, done) = (host.clone(), done.clone());
+                // Each client has a seed of its own. The constant sets many bits: the first numbers
+                // of a generator with a small seed would be similar.
                 let seed = 0x9e37_79b9_7f4a_7c15 ^ (round * CLIENTS + client + 1) as u64;
                 clients.spawn(async move {
                     let mut dice = Dice(seed);

@@ -64,6 +64,7 @@ async fn the_state_of_a_sandbox_that_is_killed_without_its_host_is_removed_from_
         .kill_away(owner, &id, home)
         .await
         .unwrap();
+    // At most 30 s.
     for _ in 0..600 {
         // The removal waits for the next collection of the store.
         if !store.objects("removed").is_empty() {
@@ -99,6 +100,7 @@ async fn a_sandbox_of_a_host_that_returns_is_not_used_before_its_comparison() {
     store.make_reachable();
     let (compared, waited) = tokio::join!(
         one.host.sandboxes.reconcile_heads(true),
+        // 30 s: this comparison must succeed, also on a slow machine.
         one.host.sandboxes.until_compared(&taken, limit * 600)
     );
     compared.unwrap();

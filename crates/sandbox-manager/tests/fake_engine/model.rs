@@ -276,6 +276,7 @@ fn compare(bench: &Bench, host: &Sandboxes, id: &str, model: &Model) -> bool {
         Deadline::In(time) => {
             let set_at = record.deadline_ms().map(|d| d.saturating_sub(ms(time)));
             let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+            // Timeouts differ by at least `LONG`, so half of it distinguishes them.
             set_at.is_some_and(|b| b.abs_diff(ms(now)) < ms(LONG / 2))
         }
     };
@@ -301,6 +302,8 @@ fn in_memory() -> Bench {
 
 /// Performs a random history of operations and compares each round with the model.
 async fn one_history(seed: u64) {
+    // The constant sets many bits: the first numbers of generators with small seeds would be
+    // similar.
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ (seed + 1));
     let bench = in_memory();
     let host = bench.open().await;
