@@ -1,5 +1,6 @@
-//! Cache of layers on a host. Each layer has a sparse file and a bitmap of present chunks. Both are
-//! named by the layer's *root*, the hash that identifies its content.
+//! Cache of layers on a host. A *layer* is the part of a memory or disk that one snapshot stores:
+//! the content that differs from its ancestors. Each layer has a sparse file and a bitmap of
+//! present chunks. Both are named by the layer's *root*, the hash that identifies its content.
 //!
 //! Users hold a shared lock on the bitmap file ([`presence`]), which protects a layer in use from
 //! eviction. A second hard link to that file ([`CachedLayer::pin`]) has the same effect without a
@@ -128,7 +129,8 @@ impl LayerCache {
         if named.is_none_or(|named| (named.dev(), named.ino()) != (ours.dev(), ours.ino())) {
             return Ok(None);
         }
-        // Eviction orders layers by this time of the last use.
+        // Eviction orders layers by this time of the last use. Ignore the error: the layer is then
+        // only evicted earlier.
         let _ = present.set_modified(std::time::SystemTime::now());
         let data = open(&data_path)?;
         let presence = Presence::open(present, &data, bytes, &self.boot)?;

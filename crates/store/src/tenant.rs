@@ -163,8 +163,8 @@ impl Tenant {
         Ok(self.key(&format!("{MODULES}/{name}")))
     }
 
-    /// Returns the key of the record that decides which host may run the sandbox `id`. `slot` is
-    /// the first part of the id, by which the records are listed.
+    /// Returns the key of the record that decides which host may run the sandbox `id`. `slot` is a
+    /// number that the first two characters of the id determine. The records are listed by slot.
     pub fn head_key(&self, slot: u16, id: &str) -> Result<String, StoreError> {
         // Ids of snapshots contain no spaces, so the hash differs from the hashes of all ids.
         let name = self

@@ -327,6 +327,7 @@ mod tests {
         std::fs::remove_dir_all(&bucket).unwrap();
         let record = settings.home.join("store/last.json");
         std::fs::write(&record, "").unwrap();
+        // Either the open or the first request may report the missing directory.
         let remote = RemoteStore::open(&settings);
         if let Ok(remote) = remote {
             remote.tenant(None).await.unwrap_err();
@@ -360,6 +361,8 @@ mod tests {
         let log = dir.path().join("log");
         let keys = dir.path().join("keys.toml");
         let locator = "a".repeat(64);
+        // `$0` is `wrap` or `unwrap`, the argument after the script. `cat` returns the secret
+        // unchanged.
         let script = format!("echo $0 >> {}; cat", log.display());
         let text = format!(
             "locator = \"{locator}\"\ncurrent = \"k1\"\ncommand = [\"sh\", \"-c\", \"{script}\"]\n"

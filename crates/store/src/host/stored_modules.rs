@@ -323,6 +323,7 @@ mod tests {
             again.new_chunks == 0 && again.root != sent.root,
             "{again:?}"
         );
+        // The first collection condemns the removed root, and the second one removes it.
         let (remote, root) = (&one.remote, sent.root.parse::<Hash>().unwrap());
         let tenant = remote.tenant(OWNER).await.unwrap();
         for _ in 0..2 {

@@ -32,7 +32,8 @@ async fn a_slow_store_is_waited_for_while_bytes_arrive_and_given_up_when_none_do
         let pulled = store.pull(&remote, 0, Selection::All, &cache).await;
         (pulled, start.elapsed())
     };
-    // Each range takes 200 s: longer than the maximum time without a received byte.
+    // Each range arrives in ten pieces after 20 s each. It takes 200 s, longer than the maximum
+    // time without a received byte.
     faulty.on(|op, key| {
         if op == Op::Get && key.contains("/packs/") {
             Fault::Trickle(Duration::from_secs(20))

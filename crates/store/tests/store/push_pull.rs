@@ -43,7 +43,8 @@ async fn a_push_moves_exactly_the_chunks_that_the_store_lacks() {
     let (name, report) = store.push(&tenant, &source, &options).await.unwrap();
     let written = store.backend().traffic().bytes_written - before.bytes_written;
     assert_eq!((report.new_chunks, report.new_bytes), (3, 3 * CHUNK as u64));
-    // A hash and a location per chunk, and 4 KiB for all other data.
+    // A hash (32 bytes) and a location (12) for each of at most 302 chunks, and 4 KiB for all other
+    // data.
     let manifest_and_locations = 302 * (32 + 12) as u64;
     let bound = 3 * CHUNK as u64 + manifest_and_locations + 4096;
     assert!(

@@ -245,11 +245,7 @@ async fn collections_run_only_when_they_are_due() {
     let tenant = store.tenant("alice").await.unwrap();
     mostly_dead(&store, &tenant, dir.path()).await;
     let options = GcOptions::default();
-    let without_lock_time = GcOptions {
-        lock_time: Duration::ZERO,
-        ..options
-    };
-    store.collect(&tenant, without_lock_time).await.unwrap();
+    store.collect(&tenant, options).await.unwrap();
     // The last collection was less than the interval ago.
     let last = store
         .collect_if_due(&tenant, options, Duration::from_secs(60))

@@ -195,7 +195,7 @@ fn endless_responses_are_aborted_at_their_limits() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        // Maximum size of a page, plus the socket buffers of two attempts.
+        // Each of two attempts reads at most a page of 8 MiB, and 8 MiB into socket buffers.
         let max_bytes = 2 * ((8 << 20) + (8 << 20));
         for status in [200, 403, 500] {
             server.answer(Answer::Endless(status));
@@ -306,6 +306,8 @@ fn one_of_many_collections_takes_over_a_stale_lock() {
                 let runtime = runtime();
                 runtime.block_on(store.find_tenant("alice")).unwrap();
                 let entered = AtomicUsize::new(0);
+                // The first report of progress means that this host collects. It waits there until
+                // each other host collects as well or has failed.
                 let wait = |_: &str, _, _| {
                     if entered.fetch_add(1, Ordering::SeqCst) > 0 {
                         return;

@@ -234,6 +234,8 @@ async fn a_command_wraps_the_keys_instead_of_a_file() {
 async fn a_broker_calls_the_command_to_unwrap_only() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("log");
+    // `$0` is `wrap` or `unwrap`, and `$1` is the name of the key. `cat` returns the secret
+    // unchanged.
     let script = format!("echo $0 $1 >> {}; cat", log.display());
     let text = format!(
         "locator = \"{}\"\ncurrent = \"alias\"\ncommand = [\"sh\", \"-c\", \"{script}\"]\n",
@@ -256,6 +258,8 @@ async fn a_broker_calls_the_command_to_unwrap_only() {
     assert!(refused.to_string().contains("cannot wrap"), "{refused}");
     drop(brokered);
     serving.join().unwrap().unwrap();
+    // The first host has wrapped and unwrapped the secret once, and the broker has unwrapped the
+    // secret for each of the three requests.
     let called = fs::read_to_string(&log).unwrap();
     assert_eq!(
         called,
