@@ -1,7 +1,9 @@
 //! A daemon that is killed at any step of an operation leaves the old or the new state, and no
 //! orphaned guests or files.
 //!
-//! A daemon *adopts* the guests that continued to run while no daemon ran.
+//! A daemon *adopts* the guests that continued to run while no daemon ran. It *detaches* a new
+//! guest, so that the guest outlives the daemon. The *steps* of the fake engine are named points
+//! at which a test makes it fail or hang: `detach` is before a detachment, and `detached` after it.
 
 use crate::fake;
 

@@ -39,8 +39,8 @@ async fn cost(others: usize) -> (usize, usize) {
     let id = create_id(&host).await;
     let requested = snapshot_id(&host, &id).await;
     host.pause(&id).await.unwrap();
-    // Wait for the end of background work, so that only the two calls below are counted. The three
-    // further files are the snapshots of the template, of the request and of the pause.
+    // Wait until garbage collection has walked over all snapshots, so that only the two calls below
+    // are counted. The template, the request and the pause have created three further snapshots.
     until("the first pass of gc", || {
         *bench.world.walked.lock().unwrap() >= others + 3
     })

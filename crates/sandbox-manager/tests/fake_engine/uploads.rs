@@ -1,4 +1,8 @@
 //! Uploads to a shared store: a snapshot that is reported as stored is in the store.
+//!
+//! The store divides the content of snapshots into *chunks* of 64 KiB, and writes many chunks into
+//! one file, a *pack*. The *manifest* of a snapshot lists its chunks and ancestors. Each owner is a
+//! *tenant* of the store with its own keys.
 
 use crate::fake;
 

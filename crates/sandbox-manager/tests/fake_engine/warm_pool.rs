@@ -1,4 +1,7 @@
 //! Warm pool, and the background work for snapshots of templates and of the pool.
+//!
+//! A *rehearsal* runs a few commands in a waiting guest, so that its first real command is fast.
+//! The *working set* of a snapshot is the memory that a restored guest accesses first.
 
 use crate::fake;
 
@@ -136,6 +139,7 @@ async fn the_working_set_of_a_template_is_recorded_once() {
     assert_eq!(template.purpose(), SnapshotPurpose::Template);
     assert_eq!(*bench.world.working_sets.lock().unwrap(), [template.id()]);
     *bench.world.version.lock().unwrap() += 1;
+    // A create succeeds also if the working set cannot be recorded.
     bench.world.fail("working-set");
     host.create(base()).await.unwrap();
     assert_eq!(bench.world.working_sets.lock().unwrap().len(), 1);
