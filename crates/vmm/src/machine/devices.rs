@@ -37,7 +37,8 @@ const FIRST_VIRTIO_PIN: u32 = 5;
 pub const SLOT_STRIDE: u32 = 2;
 /// First event loop slot of a device. Lower slots belong to the VMM itself.
 const FIRST_SLOT: u32 = 16;
-/// Maximum size of an index file in bytes, sufficient for a disk of 1 TiB.
+/// Maximum size of an index file in bytes, sufficient for a disk of 1 TiB: its 2^28 blocks need two
+/// bitmaps of 32 MiB each, after a short header.
 const MAX_INDEX_BYTES: u64 = 65 << 20;
 
 /// Owner of an event loop slot.
