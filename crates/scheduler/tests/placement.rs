@@ -175,6 +175,7 @@ fn a_host_with_the_template_is_preferred_if_it_is_hardly_emptier() {
 
 #[test]
 fn a_template_on_many_hosts_is_found_on_one_of_the_tightest() {
+    // 150 hosts have the template: too many to compare all of them (`MAX_SCANNED` is 64).
     let mut scheduler = fleet(&vec![100_000; 300]);
     for host in (2..=300).step_by(2) {
         let free = resources(64_000, 100_000 + host, 1 << 20);

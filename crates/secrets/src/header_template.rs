@@ -56,7 +56,8 @@ enum Part {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderTemplate(Vec<Part>);
 
-/// Returns the context of a sealed text.
+/// Returns the context with which a text of `owner` is encrypted. The text can only be decrypted
+/// with the same context.
 fn context(owner: &str) -> String {
     format!("header {owner}")
 }
@@ -148,7 +149,8 @@ impl HeaderTemplate {
         owner: &str,
         issue: impl Fn(&str) -> Result<Zeroizing<String>, TemplateError>,
     ) -> Result<Zeroizing<String>, TemplateError> {
-        // This is reserved at once, so that no copy of a secret remains in memory that is freed.
+        // Reserve the maximum length at once: a reallocation would leave a copy of a secret in
+        // freed memory.
         let mut value = Zeroizing::new(String::with_capacity(MAX_HEADER_VALUE));
         for part in &self.0 {
             let text = match part {

@@ -375,6 +375,7 @@ mod tests {
         let more = secrets.create("a", &new("more", "x"));
         assert!(matches!(more, Err(SecretError::Full)));
         secrets.create("b", &new("more", "x")).unwrap();
+        // Names are ordered as texts: only `n99` follows `n98`.
         let page = secrets.list("a", Some("n98"), 3).unwrap();
         assert_eq!(page.len(), 1);
     }

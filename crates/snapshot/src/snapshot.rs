@@ -23,7 +23,8 @@ use std::sync::Arc;
 
 /// Maximum size of a manifest, in bytes.
 pub(crate) const MAX_MANIFEST_BYTES: u64 = 1 << 20;
-/// Maximum size of an index in bytes, sufficient for a disk of 1 TiB.
+/// Maximum size of an index in bytes, sufficient for a disk of 1 TiB: its 2^28 blocks need two
+/// bitmaps of 32 MiB each, after a short header.
 const MAX_INDEX_BYTES: u64 = 65 << 20;
 
 /// Maximum number of concurrent replacements of a snapshot after which an open is retried.

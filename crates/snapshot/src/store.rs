@@ -317,6 +317,7 @@ mod tests {
         // Above the maximum process id (pid_max, proc(5)).
         let dead = 4_194_305;
         let draft = store.draft(1).unwrap();
+        // Process 1 always runs.
         let foreign = ".draft-1-0".to_owned();
         let removing = format!(".trash-abc-{}-{own}", unique_name());
         for name in [

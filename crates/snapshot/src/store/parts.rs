@@ -146,6 +146,7 @@ mod tests {
     fn a_chunk_is_inherited_if_no_unit_of_it_is_decided() {
         let mut disk = LayerIndex::empty(DISK_BLOCK, 5 * u64::from(MEMORY_CHUNK) + 1);
         assert!(inherited(&disk).iter().eq([&(0..6)]));
+        // A chunk has 16 blocks: blocks 17, 63 and 80 are in chunks 1, 3 and 5.
         disk.stored.insert(17);
         disk.zero.insert(63);
         assert_eq!(inherited(&disk), [0..1, 2..3, 4..6]);

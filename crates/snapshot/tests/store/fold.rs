@@ -316,10 +316,10 @@ fn a_chain_of_removed_snapshots_takes_the_space_of_its_content() {
         (memory[8], memory[24 + 10], disk[0], disk[41]),
         (50, 50, 50, 1)
     );
-    // 57 chunks and 82 blocks are 4 MiB; 50 rounds wrote 61 MiB.
+    // The content has 57 chunks and 82 blocks, which are 4 MiB. The 50 rounds wrote 60 MiB.
     let bytes = allocated(&store);
     assert!((3 << 20..7 << 20).contains(&bytes), "{bytes} bytes");
-    // The reported sizes are the sizes on disk.
+    // The reported sizes are the sizes on disk, without the manifests.
     let lineage = store.lineage("s50").unwrap();
     let reported = lineage.snapshots().iter().map(|s| s.bytes().unwrap());
     let reported: u64 = reported.sum();

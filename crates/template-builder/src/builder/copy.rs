@@ -349,11 +349,9 @@ mod tests {
         ] {
             assert_eq!(glob(pattern, name), fits, "{pattern} {name}");
         }
+        // A match with exponential backtracking would not return.
         let long = "a".repeat(5000);
-        assert!(!glob(
-            &"*a".repeat(50).replace("aa", "a"),
-            &format!("{long}b")
-        ));
+        assert!(!glob(&"*a".repeat(50), &format!("{long}b")));
     }
 
     #[test]

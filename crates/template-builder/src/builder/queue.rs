@@ -218,7 +218,8 @@ mod tests {
         let mut other = Box::pin(acquire(&queue, "b"));
         assert!(waits(other.as_mut()));
         drop(running);
-        // The first key's build was first; the other key's is next, before the rest.
+        // The first waiting build of `a` receives the permit, then the build of `b`, and then the
+        // other builds of `a`.
         let first = pending.remove(0).await;
         assert!(waits(other.as_mut()));
         drop(first);

@@ -34,8 +34,8 @@ impl BuildJob {
         // settings, or if the build is forced.
         let settings = serde_json::to_string(&(&defaults, &startup, &at.config.labels));
         let mut settings = settings.unwrap_or_default();
-        // Templates without an idle timeout have the same key as in earlier versions of Jiffy, so
-        // that existing templates are recognised.
+        // Templates without an idle timeout and network settings have the same key as in earlier
+        // versions of Jiffy, so that existing templates are recognised.
         if let Some(seconds) = self.spec.idle_timeout_s {
             settings = format!("{settings}idle {seconds}");
         }
