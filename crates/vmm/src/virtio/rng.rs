@@ -199,6 +199,8 @@ mod tests {
             ring.add(&[writable(0x10000, 0x20000)]);
         }
         rng.queue_event(0).unwrap();
+        // The budget of 1 MiB is spent after 8 requests. Each has 128 KiB, of which only a part is
+        // filled.
         assert_eq!(ring.used().len(), 8);
         let mut rest = 0;
         while let [ready] = harness.ready(0)[..] {

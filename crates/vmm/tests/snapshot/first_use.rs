@@ -8,7 +8,8 @@
 //! guest writes to them.
 //!
 //! The word `quiet_guest` on the kernel's command line lets the guest write nothing unless a
-//! command requests it.
+//! command requests it. The command `dirty MIB` writes this amount of memory. `mark WORD` stores a
+//! word in memory and on the disk, and `marks` returns both.
 
 use super::files::file;
 use super::guest_image::guest;

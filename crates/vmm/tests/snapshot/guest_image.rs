@@ -79,6 +79,8 @@ fn run(command: &mut Command) {
 fn cpio(init: &[u8]) -> Vec<u8> {
     let mut archive = Vec::new();
     let mut add = |name: &str, mode: u32, device: (u32, u32), data: &[u8]| {
+        // Inode, mode, user, group, number of links, time, size of the file, device (2 fields),
+        // represented device (2 fields), size of the name with its zero byte, and checksum.
         let fields = [
             0,
             mode,

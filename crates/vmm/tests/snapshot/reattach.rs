@@ -2,6 +2,7 @@
 //!
 //! A *controller* is the process that drives a VMM through its control socket. The command
 //! `mark WORD` of the test guest stores a word in memory and on the disk, and `marks` returns both.
+//! `dirty MIB` writes this amount of memory.
 //! A *prepared* snapshot is complete, but neither committed nor aborted.
 
 use super::files::SnapshotTarget;

@@ -4,7 +4,7 @@
 //! over a new connection after the start and after each restore. `status` returns both numbers.
 //!
 //! The word `quiet_guest` on the kernel's command line lets the guest write nothing unless a
-//! command requests it.
+//! command requests it. The tests send the command `marks` only to receive an answer.
 
 use super::guest_image::guest;
 use super::test_vm::{GREETINGS, LAST_RECORD, TestVm};

@@ -87,7 +87,7 @@ fn sequence(vm: &mut TestVm) -> u64 {
     vm.status()[LAST_RECORD]
 }
 
-/// Returns the VMM's number of descriptors, number of mappings, and resident memory in KiB.
+/// Returns the VMM's number of descriptors, number of mappings, and private memory in KiB.
 pub fn resource_usage(vm: &TestVm) -> (usize, usize, u64) {
     let process = format!("/proc/{}", vm.child.id());
     let fds = fs::read_dir(format!("{process}/fd")).unwrap().count();
@@ -155,6 +155,7 @@ fn rollbacks_leak_no_resources() {
     drop(vm);
     let mut vm = TestVm::restore(start.share(), &base, MemorySource::Map);
     let mut first = None;
+    // A longer test sets the number of rollbacks.
     let rounds = std::env::var("JIFFY_VMM_ROLLBACKS");
     for round in 0..rounds.map_or(20, |rounds| rounds.parse().unwrap()) {
         let (snapshot, marks) = match round % 3 {

@@ -1,4 +1,4 @@
-//! Hostile guests, which must only harm themselves.
+//! Hostile guests, which must only harm themselves. The header of a packet has 44 bytes.
 //!
 //! The numbers of a `GuestSocket` are its port, the host's port and the size of the guest's receive
 //! buffer in bytes. `shutdown(2)` announces that the guest sends no more data, and `shutdown(3)`
@@ -164,17 +164,17 @@ fn unknown_operations_are_ignored_or_reset() {
     let mut guest = VsockGuest::ready();
     let (link, _stream) = guest.connected_by_guest(50, 4096);
     for op in [0, 8, u16::MAX] {
-        let known = VsockHeader {
+        let of_open_connection = VsockHeader {
             op,
             ..link.header(VsockOp::Rw)
         };
-        guest.send(known, &[]);
+        guest.send(of_open_connection, &[]);
         guest.assert_idle();
-        let unknown = VsockHeader {
+        let without_connection = VsockHeader {
             src_port: 51,
-            ..known
+            ..of_open_connection
         };
-        guest.send(unknown, &[]);
+        guest.send(without_connection, &[]);
         assert_eq!(guest.op(), VsockOp::Rst as u16);
     }
     assert_eq!(guest.device.connections(), 1);
@@ -260,6 +260,7 @@ fn a_guest_that_sends_continuously_does_not_block_the_event_loop() {
     rings[TX_QUEUE].publish(0);
     device.queue_event(TX_QUEUE).unwrap();
     let served = rings[TX_QUEUE].used_idx();
+    // The device handles at most 512 packets per event (`MAX_BATCH_PACKETS`).
     assert!((100..=512).contains(&served), "{served}");
     // The remaining packets follow after other events.
     let ready = harness.ready(5_000);

@@ -2,6 +2,9 @@
 //!
 //! The *credit* of a sender is the free space in the buffer of the receiver. The receiver's packets
 //! contain its size, `buf_alloc`, and the number of bytes consumed so far, `fwd_cnt`.
+//!
+//! The header of a packet has 44 bytes. `shutdown(2)` announces that the guest sends no more data,
+//! and `shutdown(3)` closes both directions.
 
 use super::super::credit::BUF_ALLOC_BYTES;
 use super::super::header::{HEADER_BYTES, VsockHeader, VsockOp};
