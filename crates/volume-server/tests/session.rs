@@ -143,6 +143,7 @@ fn a_read_only_session_changes_nothing_and_a_guest_has_no_requests_of_the_daemon
         is_read_only: true,
         ..RIGHTS
     });
+    // A body of zeroes has the length of the structure of its request.
     for (opcode, node, body) in [
         (opcode::CREATE, ROOT, create("b")),
         (opcode::UNLINK, ROOT, b"a\0".to_vec()),
@@ -177,7 +178,7 @@ fn malformed_requests_and_guessed_nodes_are_errors() {
         let stale = client.call(opcode::GETATTR, node, &[0; 16]);
         assert_eq!(stale, Err(libc::ESTALE), "{node}");
     }
-    // Every operation with every prefix of a body of ones and of zeros.
+    // Every operation with bodies of up to 95 equal bytes.
     for opcode in (0..=60).chain([opcode::REPLACE, u32::MAX]) {
         for byte in [0, 1, 255] {
             for length in 0..96 {

@@ -145,7 +145,7 @@ impl VolumeFiles {
         Ok(found)
     }
 
-    /// Returns the target of a link, and an entry for `attributes`.
+    /// Returns the entry with these attributes. Reads the target of a symbolic link.
     fn entry(&mut self, parts: &[String], attributes: Attributes) -> Result<Entry, FileError> {
         let target = if attributes.kind() == libc::S_IFLNK {
             let target = self.call(opcode::READLINK, attributes.node, |_| {})?;

@@ -172,8 +172,8 @@ impl StoredVolumes {
     fn write(&self, owner: &str, which: &str) -> Result<(File, VolumeSnapshot), VolumeError> {
         let volume = self.volumes.volumes().get(owner, which)?;
         let select = "SELECT count(*) FROM snapshots WHERE owner = ?1";
-        let count = self.connection.lock();
-        let count: usize = count
+        let connection = self.connection.lock();
+        let count: usize = connection
             .query_row(select, params![owner], |row| row.get(0))
             .map_err(self.failed())?;
         if count >= MAX_SNAPSHOTS {

@@ -126,6 +126,7 @@ impl Session {
 
 /// Returns the request of a GETLK, SETLK or SETLKW.
 fn parse(header: &RequestHeader, mut fields: Fields<'_>) -> Result<LockRequest, Errno> {
+    // Handle of the file.
     fields.u64()?;
     let owner = fields.u64()?;
     let (start, end) = (fields.u64()?, fields.u64()?);

@@ -27,7 +27,7 @@ pub(super) type Done = Result<Answer, Errno>;
 impl Session {
     /// Executes one FUSE request, and writes the body of its reply. The fields of each request are
     /// read in the order of its structure in `linux/fuse.h`. Fields that are read without a use are
-    /// padding, flags or the umask.
+    /// handles of files, owners of locks, padding, flags or the umask.
     pub(super) fn dispatch(
         &self,
         header: &RequestHeader,

@@ -82,7 +82,8 @@ impl VolumeFiles {
         let parent = self.resolve(directory)?;
         let found = self.resolve(path.parts())?;
         let name = name.as_bytes().to_vec();
-        // Directories that are being removed: parent, name and node.
+        // Entries to be removed: directory, name and attributes. A directory remains on the stack
+        // until it is empty.
         let mut pending = vec![(parent.node, name, found)];
         while let Some((parent, name, found)) = pending.pop() {
             if !found.is_directory() {
