@@ -215,6 +215,7 @@ fn converse(vsock: &mut Vsock, streams: &Streams, input: &mut Input<'_>) {
             }
             5..=7 => {
                 for _ in 0..1 + input.u8() % 8 {
+                    // At least the header of 44 bytes and one byte of data.
                     driver.give(45 + u32::from(input.u16() % 0x700));
                 }
                 vsock.queue_event(0).unwrap();

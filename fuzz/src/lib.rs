@@ -213,6 +213,7 @@ impl Driver {
                 let at = input.u16() % ring.size();
                 ring.set_descriptor(at, buffer.addr, buffer.len, flags, input.u16() % 20);
             }
+            // A ring has at most 16 descriptors, so some indexes are invalid.
             4 => ring.publish(input.u16() % 20),
             5 => ring.set_avail_idx(input.u16()),
             _ => return false,

@@ -11,6 +11,7 @@ pub fn survey(path: &Path) -> (u64, u64) {
         let path = entry.unwrap().path();
         let m = fs::symlink_metadata(&path).unwrap();
         let kind = m.file_type();
+        // overlayfs marks a removed entry by a character device with the number 0.
         let mark = kind.is_char_device() && m.rdev() == 0;
         assert!(
             kind.is_file() || kind.is_dir() || kind.is_symlink() || kind.is_fifo() || mark,
