@@ -216,6 +216,7 @@ fn sources_may_have_variables_of_the_dockerfile() {
     );
     let escaped = build(dir.path(), "FROM a\nCOPY \\$odd /x").unwrap();
     assert_eq!(copies(&escaped)[0].1, ["\\$odd"]);
+    // `IMAGES` may be a variable of the base image, whose environment the client does not know.
     let unknown = build(dir.path(), "FROM a\nENV DIR=$IMAGES\nCOPY $DIR /x").unwrap_err();
     assert!(
         unknown.contains("line 3: the value of '$DIR' depends on 'DIR'"),

@@ -158,6 +158,7 @@ fn build_arguments_reach_their_stage_and_nothing_else() {
         all(&given),
         "- from a\narg HTTP_PROXY=http://p\narg X=\\$1\narg Y=given\narg Z=$Y-z\narg W=a b\n- from b\narg HTTP_PROXY=http://p\nrun echo $X"
     );
+    // `HTTP_PROXY` needs no `ARG`, as in Docker. `TYPO` does, so it causes a warning.
     assert_eq!(given.warnings.len(), 1);
     assert!(given.warnings[0].to_string().contains("'TYPO'"));
 }
@@ -165,6 +166,7 @@ fn build_arguments_reach_their_stage_and_nothing_else() {
 #[test]
 fn stages_after_the_target_are_dropped() {
     let text = "FROM a AS One\nFROM b AS two\nCOPY --from=busybox /bin/sh /\nFROM c";
+    // The image of `COPY --from` is an additional stage.
     assert_eq!(with(text, &[], Some("one")).unwrap().spec.stages.len(), 1);
     assert_eq!(with(text, &[], Some("1")).unwrap().spec.stages.len(), 3);
     assert_eq!(with(text, &[], None).unwrap().spec.stages.len(), 4);

@@ -341,7 +341,7 @@ impl Client {
         }
         match self.parse::<Value>(response).await {
             Err(e) => Err(e),
-            // The status is an error, so that parsing fails.
+            // `parse` fails for an unsuccessful status, so this case does not occur.
             Ok(_) => anyhow::bail!("{} did not send the content", self.server.name),
         }
     }

@@ -82,8 +82,8 @@ pub struct HistoryEntry {
     pub changes: BTreeMap<TreePath, FileChange>,
     /// Files that were not copied to the host.
     pub rejected: Vec<Rejection>,
-    /// Entries of the synchronised tree that were changed since the snapshot, with their values at
-    /// the snapshot.
+    /// Files whose entry in the synchronised tree (the last state that host and sandbox had in
+    /// common) changed since the snapshot, with the entry at the time of the snapshot.
     pub synced_before: BTreeMap<TreePath, Option<SyncedFile>>,
 }
 

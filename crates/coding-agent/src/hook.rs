@@ -11,8 +11,9 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Maximum length of a quoted command in the arguments of a program, in bytes. Agents quote the
-/// command again, and the kernel permits 128 KiB per argument.
+/// Maximum length of a command that becomes an argument of a program, in bytes. Quoting makes a
+/// command of quotation marks four times as long (96 KiB), and agents quote the result again. The
+/// kernel permits 128 KiB per argument.
 const MAX_ARGUMENT_BYTES: usize = 24 << 10;
 
 /// Options of the hook.

@@ -348,7 +348,8 @@ fn exchange(
     }
     match rename(&parent, temporary, name, RenameFlags::EXCHANGE) {
         Ok(()) => {}
-        // The file system does not support the exchange.
+        // The file system does not support the exchange. The rename may overwrite a change by
+        // another program since the check.
         Err(Errno::INVAL | Errno::NOSYS) => {
             fs::renameat(&parent, temporary, &parent, name)?;
             return Ok(Replacement::Done);

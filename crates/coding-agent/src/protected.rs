@@ -28,6 +28,7 @@ const GIT_SETTINGS: [&[u8]; 4] = [b"config", b"config.worktree", b"hooks", b"git
 /// Returns why the sandbox must not set the file at `path` to `state`, or must not remove it if
 /// `state` is `None`. Returns `None` if the change is allowed.
 pub fn reason(path: &TreePath, state: Option<&FileState>, project: &Path) -> Option<&'static str> {
+    // A file `.git` can refer to another Git directory with settings. Its removal is allowed.
     let is_directory = state.is_none_or(FileState::is_directory);
     if is_setting(path) || path.name().eq_ignore_ascii_case(b".git") && !is_directory {
         return Some("programs of the host execute commands from this file");
@@ -45,10 +46,10 @@ pub fn reason(path: &TreePath, state: Option<&FileState>, project: &Path) -> Opt
 fn is_setting(path: &TreePath) -> bool {
     let names: Vec<Vec<u8>> = path.components().map(<[u8]>::to_ascii_lowercase).collect();
     let is = |name: &Vec<u8>, list: &[&[u8]]| list.contains(&name.as_slice());
-    // A file `.git` or `commondir` can refer to another Git directory with settings.
     let git = names.iter().position(|name| name == b".git");
     let in_git = git.is_some_and(|at| {
         let inside = &names[at + 1..];
+        // A file `commondir` can refer to another Git directory with settings.
         inside
             .iter()
             .any(|name| is(name, &GIT_SETTINGS) || name == b"commondir")

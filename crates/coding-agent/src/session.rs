@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 
 /// Time without commands after which the sandbox is paused, in seconds.
 const IDLE_SECONDS: u32 = 3600;
-/// Interval of extensions of this time while a command runs.
+/// Interval at which the timeout of the sandbox is extended while a command runs.
 const EXTENSION_INTERVAL: Duration = Duration::from_secs(1200);
 /// Number of SIGKILL.
 const SIGKILL: i32 = 9;
@@ -122,9 +122,9 @@ impl Session {
         limits.commands = options.commands.unwrap_or(limits.commands).max(1);
         limits.saved_bytes = options.saved_bytes.unwrap_or(limits.saved_bytes);
         if let Some(template) = options.template {
-            let is_new = record.sandbox.is_none() || record.template == template;
+            let may_set_template = record.sandbox.is_none() || record.template == template;
             ensure!(
-                is_new,
+                may_set_template,
                 "the session uses template `{}`: end it with `jiffy agent-shell end`",
                 record.template
             );
@@ -211,6 +211,7 @@ impl Session {
         let captured = SnapshotAck::Captured;
         let take = |name| self.client.snapshot_sandbox(&guest.id, name, captured);
         let snapshot = match take(Some(name.as_str())).await {
+            // A snapshot of an earlier session, whose state was removed, has this name.
             Err(e) if has_error_code(&e, "name_taken") => take(None).await,
             result => result,
         };
@@ -246,6 +247,7 @@ impl Session {
         pulled?;
         let mut entry = self.history.get(&ticket.number).cloned();
         if let Some(entry) = &mut entry {
+            // Other processes may have added rejections while the command ran. Omit them.
             entry.rejected.drain(..rejected_before);
         }
         Ok(entry)
@@ -300,8 +302,7 @@ impl Session {
         self.use_sandbox(sandbox)
     }
 
-    /// Uses a sandbox for the session, and stores its id before that, so that a later process finds
-    /// it.
+    /// Uses a sandbox for the session. Its id is stored first, so that a later process finds it.
     pub(crate) fn use_sandbox(&mut self, sandbox: Sandbox) -> anyhow::Result<Guest> {
         let id = sandbox.record.id.clone();
         if self.record.sandbox.as_ref() != Some(&id) {
@@ -412,8 +413,8 @@ impl Session {
                 CommandStatus::Exited(_) | CommandStatus::Interrupted => continue,
                 CommandStatus::Preparing | CommandStatus::Running => {}
             }
+            // If another process holds the lock, it still runs the command.
             if self.files.lock_command(number)?.is_none() {
-                // Another process holds the lock: it still runs the command.
                 continue;
             }
             if entry.status == CommandStatus::Preparing {

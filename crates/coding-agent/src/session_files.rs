@@ -101,6 +101,7 @@ impl SessionFiles {
 
     /// Removes an entry of the history with its copies of conflicts.
     pub fn remove_entry(&self, number: u64) -> anyhow::Result<()> {
+        // Ignore errors: these files may not exist, and have no effect without the entry.
         let _ = fs::remove_file(self.running_path(number));
         let _ = fs::remove_dir_all(self.conflict_path(number));
         let path = self.entry_path(number);
@@ -130,6 +131,7 @@ impl SessionFiles {
     /// Creates an empty directory for files of the sandbox.
     pub fn staging(&self) -> anyhow::Result<PathBuf> {
         let path = self.path("staging");
+        // Ignore the error: the directory usually does not exist.
         let _ = fs::remove_dir_all(&path);
         create_directory(&path)?;
         Ok(path)

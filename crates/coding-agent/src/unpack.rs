@@ -25,6 +25,7 @@ pub async fn receive(
         confined: true,
         rename: None,
         max_bytes: Some(max_bytes),
+        // Parent directories count as well.
         max_entries: Some(2 * crate::limits::MAX_FILES as u64),
     };
     let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);

@@ -18,9 +18,9 @@ pub(crate) enum Placement {
     Before,
     /// The item is a member, or an alias or instance of exports of members.
     Within,
-    /// The item is written after the merged module. It requires a member and cannot be merged, or
-    /// it is a canonical function after the first item that no member may follow. Such items are
-    /// lifted functions and instances of components.
+    /// The item is written after the merged module: it requires a member and cannot be merged, or
+    /// it is a lifted function, or a canonical function that follows one. Instances of components
+    /// have the same effect as lifted functions: no member may follow them.
     After,
 }
 
@@ -154,11 +154,11 @@ impl<'p, 'a> Plan<'p, 'a> {
         &mut self,
         instance: usize,
         module: usize,
-        may_move: bool,
+        may_be_member: bool,
         needed: Placement,
     ) -> Placement {
         let is_parsed = self.modules.get(module).is_some_and(Option::is_some);
-        if is_parsed && may_move && needed < Placement::After {
+        if is_parsed && may_be_member && needed < Placement::After {
             self.member_of.insert(instance, self.members.len());
             self.members.push((instance, module));
             return Placement::Within;

@@ -221,9 +221,9 @@ fn unsupported_components_are_not_merged() {
         let component = two(first, SECOND, more);
         assert!(merge(&component).is_none(), "{more} {first}");
     }
-    // Each module is within the limits, but the merged module is not.
-    // The limits are one memory, four tables, and 1 MiB for the record of an instance. In this
-    // record, the 17,000 elements take more than half of the limit.
+    // Each module is within the limits, but the merged module is not. The limits are one memory,
+    // four tables, and 1 MiB for the record of an instance. In this record, the 17,000 elements
+    // take 32 bytes each, which is more than half of the limit.
     let tables = "(table 1 funcref)".repeat(3);
     let listed = "$n ".repeat(17_000);
     let functions = format!("(func $n) (table 20000 funcref) (elem (i32.const 0) func {listed})");

@@ -180,8 +180,8 @@ impl CgroupTrees {
         is_incomplete
     }
 
-    /// Removes the control groups when the process ends. Groups of processes that have just ended
-    /// need some milliseconds.
+    /// Removes the groups of exited processes, and then the parent groups. A process that was just
+    /// terminated leaves its group after some milliseconds, so failed removals are repeated.
     fn close(&self) {
         let limit = Instant::now() + LAST_GC_TIMEOUT;
         while self.gc() && Instant::now() < limit {

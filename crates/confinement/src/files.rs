@@ -63,8 +63,8 @@ pub fn restrict_files(visible: &[VisiblePath], libraries: &[&str]) -> Result<(),
     Ok(())
 }
 
-/// Returns the rights for a visible path: all or only reading, without execution. With
-/// `is_writable`, all rights are returned.
+/// Returns the rights for a visible path: with `is_writable` all rights except execution, otherwise
+/// only reading.
 fn access(path: &Path, is_writable: bool) -> landlock::BitFlags<AccessFs> {
     let access = if is_writable {
         AccessFs::from_all(LANDLOCK)

@@ -103,6 +103,7 @@ fn is_name(console: &Console, host: &str) -> bool {
     if host.eq_ignore_ascii_case("localhost") || ip.is_some_and(|ip| ip.is_loopback()) {
         return true;
     }
+    // Any IP address is accepted, because DNS rebinding needs a name.
     let mut names = console.settings.names.iter();
     console.settings.tls && (ip.is_some() || names.any(|name| name.eq_ignore_ascii_case(host)))
 }

@@ -345,6 +345,7 @@ mod tests {
     #[test]
     fn the_host_is_found_in_a_head_that_arrives_in_parts() {
         let head = b"GET / HTTP/1.1\r\naccept: host: x\r\nHOST:  a.fn.localhost:80 \r\n\r\n";
+        // The line of the host ends with the five bytes `80 \r\n`.
         let end = head.iter().rposition(|b| *b == b'8').unwrap() + 5;
         for length in 0..head.len() {
             let expected = (length >= end).then(|| Some("a.fn.localhost:80".to_owned()));

@@ -222,7 +222,8 @@ impl Member {
             tokio::spawn(import(home.path().to_owned(), self.tables.clone()));
         }
         let mut number = self.tables.subscribe();
-        // Ignore a timeout: the API rejects calls that use keys until the keys are loaded.
+        // The number of the tables is 0 until they are loaded. Ignore a timeout: the API rejects
+        // calls that use keys until then.
         let _ = timeout(KEYS_TIMEOUT, number.wait_for(|number| *number > 0)).await;
         let forwarder = Arc::new(ChannelForwarder::new(self.client.clone()));
         let store = store_records(&self.remote).await?;

@@ -5,7 +5,7 @@ use super::calls::{NEXT_PAGE_HEADER, path_segment};
 use hyper::Method;
 use jiffy_api_types::Comparison;
 
-/// Number of differences on a page.
+/// Maximum number of differences on a page.
 const PAGE: usize = 5000;
 
 impl Client {

@@ -73,10 +73,10 @@ impl Session {
         if candidates.is_empty() {
             return Ok(());
         }
-        let is_unknown_file = |file: &&ListedFile| file.kind == ListedKind::File;
+        let is_regular_file = |file: &&ListedFile| file.kind == ListedKind::File;
         let contents: Vec<&TreePath> = candidates
             .iter()
-            .filter(|(_, file)| file.as_ref().filter(is_unknown_file).is_some())
+            .filter(|(_, file)| file.as_ref().filter(is_regular_file).is_some())
             .map(|(path, _)| path)
             .collect();
         let staging = self.download(&contents).await?;
@@ -228,6 +228,7 @@ impl Session {
             .iter()
             .filter_map(|p| p.host.as_ref())
             .map(|h| size(&h.0));
+        // The limit also applies to the conflict copies of rejected files.
         let refused = rejected.iter().filter_map(|r| r.0.new_state()).map(size);
         check_size(
             replaced.chain(refused).sum(),

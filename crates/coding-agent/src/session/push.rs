@@ -49,7 +49,7 @@ impl Session {
             }
             match host_tree::state(&self.directory, &path, &self.synced)? {
                 Some((state, file)) if state == synced.state => {
-                    // Only the metadata differs. The state of the sandbox is not changed.
+                    // Only the metadata on the host differs: the sandbox already has this content.
                     if let Some(synced) = self.synced.get_mut(&path) {
                         synced.host = Some(file.stamp);
                     }
