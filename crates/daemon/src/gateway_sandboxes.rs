@@ -93,6 +93,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
     }
 
     async fn not_running_reason(&self, id: &str) -> Option<OpenError> {
+        // An operation in flight may change the state, so wait until it has ended.
         match self
             .sandboxes
             .wait_decided(id)
@@ -110,8 +111,9 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
         let opened = match self.try_open(id, port).await {
             // A closed port means that the sandbox is running.
             Err(error) if error != OpenError::PortClosed => {
-                // The sandbox may have been paused during the attempt. It is then resumed in the
-                // same way as a sandbox that was paused before the attempt.
+                // The sandbox may have been paused during the attempt, or a pause may be in flight,
+                // whose end `wait_decided` awaits. The sandbox is then resumed in the same way as a
+                // sandbox that was paused before the attempt.
                 let sandbox = self.sandboxes.wait_decided(id).await;
                 let is_resumable = sandbox.is_some_and(|s| {
                     *s.state() == SandboxState::Paused && s.settings().auto_resume

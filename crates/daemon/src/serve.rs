@@ -337,6 +337,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     if let Some(deliveries) = deliveries {
         deliveries.abort();
     }
+    // Rejected calls are counted per period. Write all counts, also of periods that are not over.
     audit.write_counted(true);
     if let Some(member) = member {
         member.stop().await;

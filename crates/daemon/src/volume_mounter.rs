@@ -96,6 +96,7 @@ impl HostVolumeMounter {
         };
         match attach(&mut stream, &request).await?.as_str() {
             VOLUME_OK => {}
+            // With `only_if_lost`: the mount still has a stream, or the guest has removed it.
             VOLUME_ATTACHED => return Ok(()),
             "" => return Err(failed("the agent of this sandbox is of an earlier version")),
             other => {

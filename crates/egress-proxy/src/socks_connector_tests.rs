@@ -129,6 +129,7 @@ async fn without_readable_credentials_nothing_is_sent() {
         .open_tunnel(Box::new(ours), &proxy, Some("a"), target())
         .await;
     assert!(opened.is_some());
+    // 3 bytes of the greeting, and 15 bytes with user name and password.
     let mut sent = [0; 18];
     theirs.read_exact(&mut sent).await.unwrap();
     let expected = [&[5, 1, 2, 1, 4][..], b"user", &[8], b"password"].concat();

@@ -65,6 +65,7 @@ async fn requests_have_the_form_of_the_standard_and_no_byte_after_the_reply_is_l
     let answers = [&[5, 0, 5, 0, 0, 4][..], &[0; 18]].concat();
     let (rest, sent) = talk(None, six, &answers).await;
     assert_eq!(rest.unwrap(), b"");
+    // The greeting has 3 bytes. The request has 4 bytes, the address of 16 bytes, and the port.
     assert_eq!(sent.len(), 3 + 22);
 }
 

@@ -135,6 +135,7 @@ mod tests {
     #[test]
     fn slow_uses_are_not_a_burst() {
         let mut memory = BurstMemory::new(2, 20);
+        // Each use is a burst of its own, for which one object was missing.
         let last = misses(&mut memory, Instant::now(), 100, BURST_GAP);
         assert_eq!(memory.target(last), 3);
     }

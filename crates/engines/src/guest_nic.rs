@@ -117,7 +117,7 @@ pub(crate) fn spec(lease: &mut SlotLease) -> Option<NetSpec> {
 /// Returns a slot for a guest of snapshot `id`, which was taken with a network interface.
 pub(crate) async fn required(
     network: Option<&Network>,
-    card: NicKind,
+    kind: NicKind,
     id: &str,
 ) -> Result<SlotLease, EngineError> {
     let Some(network) = network else {
@@ -127,7 +127,7 @@ pub(crate) async fn required(
             ),
         });
     };
-    network.take(card).await.map_err(EngineError::failed)
+    network.take(kind).await.map_err(EngineError::failed)
 }
 
 /// Checks that this host can enforce the rules. Without a network, all rules but a membership in a

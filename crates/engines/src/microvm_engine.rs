@@ -139,8 +139,9 @@ impl Engine for MicroVmEngine {
     async fn prepare(&self, template: &str) -> Result<TemplateState, EngineError> {
         let prepared = self.shared.templates.prepare(template).await?;
         let stamp = self.shared.templates.stamp(template);
-        // The stamp of the VMM program consists of inode, seconds and nanoseconds of the change
-        // time. It identifies the program: a snapshot is not reused with another VMM.
+        // There are stamps of the template's manifest, the VMM program and the agent. The stamp of
+        // the VMM program consists of inode, seconds and nanoseconds of the change time. It
+        // identifies the program: a snapshot is not reused with another VMM.
         let [_, vmm, _] = stamp.map_err(EngineError::failed)?;
         Ok(TemplateState {
             fingerprint: format!(

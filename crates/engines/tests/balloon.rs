@@ -87,6 +87,7 @@ async fn a_balloon_larger_than_the_guest_does_not_kill_it() {
         return;
     };
     let guest = Guest::boot(&prepared, &size(1, 256)).await;
+    // Fill the memory with page cache of the disk.
     guest
         .run(&["dd", "if=/dev/vdb", "of=/dev/null", "bs=1M", "count=220"])
         .await;

@@ -325,6 +325,8 @@ async fn connections_survive_a_resume_but_not_a_rollback() {
         tap: net.tap.try_clone().unwrap(),
         ..net
     };
+    // A booted guest has a random id. The guest of the test has a known id, for the resume and the
+    // rollback, so it is restored from a snapshot.
     let vm = bench
         .prepared
         .boot_with(&bench.spec, Some(same_net()))

@@ -15,7 +15,8 @@ async fn boot_and_check(prepared: &jiffy_engines::PreparedTemplate, vcpus: u8, m
         guest.resident(),
         guest.vm.report().total_us / 1000
     );
-    // The kernel reserves its own image, and 1/64 of the memory for page descriptors.
+    // The kernel reserves its own image, and 1/64 of the memory for page descriptors. The bounds of
+    // 40 MiB and 1/50 include a tolerance.
     assert!(
         total <= mib && total + mib / 50 + 40 >= mib,
         "{total} of {mib}"

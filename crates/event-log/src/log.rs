@@ -31,8 +31,8 @@ const HOST_BYTES: usize = 6;
 pub struct Retention {
     /// Maximum size in bytes.
     pub max_bytes: u64,
-    /// Entries are retained at least this long if the size permits it. Entries that are older by a
-    /// seventh are removed.
+    /// Entries are retained at least this long if the size permits it. They are removed when they
+    /// are older by two sevenths at most, provided that entries are recorded then.
     pub max_age: Duration,
 }
 

@@ -80,7 +80,7 @@ impl Segment {
             .mode(0o600)
             .open(&path)?;
         if let Err(e) = file.write_all(&line) {
-            // Ignore the error: a file without a complete header is removed when the log is opened.
+            // Ignore the error: a file without a complete header is ignored when the log is opened.
             let _ = std::fs::remove_file(&path);
             return Err(e);
         }

@@ -382,6 +382,7 @@ impl Member {
     /// Sends a heartbeat, or a registration if this member has no epoch.
     fn send_heartbeat(&mut self, now: Millis, effects: &mut Vec<Effect>) {
         let timing = self.config.timing;
+        // Without the shard's record, the coordinator is not known.
         if self.observed.is_none() && self.coordinator.is_none() {
             return;
         }

@@ -300,6 +300,7 @@ mod tests {
         let request = MemberKey::generate().unwrap().request;
         let now = SystemTime::now();
         let mut bytes = request.clone().into_bytes();
+        // Change a character of the signature, which is at the end of the request.
         let last = bytes.len() - 60;
         bytes[last] = if bytes[last] == b'A' { b'B' } else { b'A' };
         for request in [String::from_utf8(bytes).unwrap(), String::new()] {

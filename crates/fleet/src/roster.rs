@@ -279,6 +279,7 @@ mod tests {
 
     #[test]
     fn a_roster_that_is_too_large_contains_the_running_sandboxes() {
+        // Random bytes: zstd can only reverse the doubling of their size by hexadecimal digits.
         let mut bytes = vec![0; 3 << 20];
         getrandom::fill(&mut bytes).unwrap();
         let large = bytes.chunks(30_000).enumerate().map(|(n, part)| {

@@ -297,11 +297,13 @@ mod tests {
         for end in 0..text.len() {
             assert!(text[..end].parse::<Token>().is_err(), "{}", &text[..end]);
         }
+        // The last character is omitted, because one of its bits is not a part of the token.
         for at in PREFIX.len()..text.len() - 1 {
             let mut bytes = text.clone().into_bytes();
             bytes[at] = if bytes[at] == b'a' { b'b' } else { b'a' };
             let changed = String::from_utf8(bytes).unwrap();
-            // The checksum accepts 1 of 65,536 changes, and no fleet accepts the result.
+            // The checksum accepts 1 of 65,536 changes. The secret code then reveals a change of
+            // the id or of the code.
             let is_used = changed
                 .parse::<Token>()
                 .is_ok_and(|token| token.is_of(&secret));

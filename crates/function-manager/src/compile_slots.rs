@@ -98,6 +98,7 @@ mod tests {
                 wait_for_waiting(slots, number + 1);
             }
             assert!(slots.has_waiters() && order.lock().is_empty());
+            // With one free slot, the requests add their numbers one after the other.
             drop(first);
             wait_for_waiting(&slots, 0);
             drop(second);

@@ -41,6 +41,7 @@ struct SyncState {
 
 /// Returns the delay after a failure that follows `failures` consecutive failures.
 fn delay(failures: u32) -> Duration {
+    // The minimum prevents an overflow of the shift.
     FIRST_DELAY
         .saturating_mul(1 << failures.min(16))
         .min(MAX_DELAY)

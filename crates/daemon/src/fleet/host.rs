@@ -93,8 +93,8 @@ impl Host for DaemonHost {
         }
     }
 
-    // The limits of API keys do not include the existing sandboxes yet. The API counts these
-    // sandboxes later, when they are open.
+    // At the start of the node, the shares (parts of the limits of API keys) do not include the
+    // existing sandboxes. The API counts these sandboxes later, when they are open.
     fn starts_counted(&self) -> bool {
         false
     }

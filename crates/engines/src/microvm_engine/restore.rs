@@ -66,7 +66,8 @@ impl MicroVmEngine {
         if manifest.disk_only {
             return self.bootable_from(&lineage, prepared, disk_mib).await;
         }
-        // The disk is read in the background while the steps below run.
+        // The working set is read from the disk into the page cache in the background, while the
+        // steps below run.
         self.cached_working_sets.read_ahead(&lineage);
         let overlay = self
             .shared

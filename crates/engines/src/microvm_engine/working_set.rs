@@ -81,8 +81,9 @@ impl MicroVmEngine {
         tracing::debug!(template, id, set.chunks, "recorded a working set");
         let put = || match written {
             None => snapshot.put_written_pages(&set.written),
-            // The index of the first use is written first. A reader that finds the index of written
-            // pages assumes that a missing second index means no first use.
+            // Write the index of the first use before the index of written pages: a reader that
+            // finds
+            // only the latter assumes that the template has no first use.
             Some(written) => {
                 snapshot.put_first_use_pages(&set.written)?;
                 snapshot.put_written_pages(&written)

@@ -110,6 +110,7 @@ impl Budgets {
         }
         self.pending.remove(&member);
         self.recalls.remove(&member);
+        // A dead member reports no shares: grants must not wait for its report.
         self.reported(member);
     }
 

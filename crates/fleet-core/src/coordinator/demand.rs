@@ -119,7 +119,8 @@ mod tests {
         }
         // Two per second for 8 s.
         assert_eq!(guests(&demand), 16);
-        // One minute without creates, then five.
+        // One minute without creates reduces the demand to 16 / e. After five minutes, less than
+        // one guest remains, which is rounded up. After ten, the count is below the minimum.
         demand.decay(Millis(360_000));
         assert_eq!(guests(&demand), 6);
         demand.decay(Millis(600_000));

@@ -236,6 +236,7 @@ impl Resume {
             (State::Claiming { .. }, Known::Lost(current)) => {
                 effects.push(ResumeEffect::DropGuest);
                 let answer = match current {
+                    // Only heads of killed sandboxes are removed.
                     None => ResumeAnswer::Killed,
                     Some(current) => self
                         .obstacle(input, &current.0)

@@ -263,6 +263,7 @@ impl World {
                 let held = self.hosts[host].held.get_mut(&id).unwrap();
                 held.value += 1;
                 if self.is_quiet {
+                    // The sandbox continues to run.
                 } else if self.random.below(100) < 10 {
                     self.start_kill(host, id, None);
                 } else {

@@ -58,7 +58,8 @@ impl Claim {
     }
 
     /// Called when the guest is restored, before it receives its identity (host name, entropy,
-    /// clock) and can communicate. Returns the revision of the head.
+    /// clock) and can communicate. Must not be called again after an error. Returns the revision of
+    /// the head.
     ///
     /// # Errors
     /// [`HeadError::NoAuthority`] if this host has lost the authority of the claim. The sandbox is

@@ -1,5 +1,6 @@
 //! Errors of the access to heads. The head of a sandbox is the record in the store that decides
-//! which host may run it. The usual cause is that another host has the sandbox or has changed it.
+//! which host may run it. Most of these errors mean that another host has the sandbox, or has
+//! changed its head.
 //!
 //! To *claim* a sandbox means to become its owner in the head.
 
@@ -55,7 +56,7 @@ pub enum HeadError {
         /// Failure.
         source: RecordError,
     },
-    /// The keys of the tenant could not be read.
+    /// The keys of the sandbox's tenant could not be read from the store. They encrypt its head.
     #[error(transparent)]
     Store(RemoteError),
     /// The head is invalid.

@@ -103,6 +103,7 @@ impl Content for TableRequest {
         match self {
             Self::Push(push) => {
                 let is_valid = |row: &Row| (push.since + 1..=push.number).contains(&row.revision);
+                // `since + 1` must not overflow.
                 if push.since >= u64::MAX - 1 || push.since > push.number {
                     return Err("the numbers of its commits are invalid".to_owned());
                 }

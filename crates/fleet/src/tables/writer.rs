@@ -329,9 +329,9 @@ impl Writer {
         });
     }
 
-    /// Answers the callers of a commit whose write failed because the index has another version.
-    /// The commit may have been executed all the same (its answer was lost) before another writer
-    /// replaced the index, so the rows are looked up.
+    /// Answers the callers of a failed commit. If the index had another version
+    /// ([`TableError::NotWriter`]), the rows are looked up: the commit may have been executed, but
+    /// its answer was lost, before another writer replaced the index.
     async fn settle_lost(&self, callers: Callers, error: TableError) {
         let is_lost = matches!(error, TableError::NotWriter(_));
         let index = if is_lost {

@@ -29,7 +29,6 @@ struct Rules {
     /// Members that still believe to be the writer, with the term that has ended.
     deposed: HashMap<MemberId, Term>,
     members: HashMap<MemberId, Tables>,
-    requests: usize,
 }
 
 /// Network of all members.
@@ -66,8 +65,7 @@ impl Peers for NetPeers {
             reason: "cut".to_owned(),
         };
         let tables = {
-            let mut rules = self.net.0.lock();
-            rules.requests += 1;
+            let rules = self.net.0.lock();
             if rules.cut.contains(&to) || rules.cut.contains(&self.own) {
                 return Err(unreachable());
             }

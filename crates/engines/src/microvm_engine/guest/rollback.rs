@@ -55,6 +55,8 @@ impl MicroVmGuest {
             .map_err(refused)?;
         let defaults = &prepared.template().manifest.defaults;
         let assigned = agent_identity::identity(identity, defaults).map_err(refused)?;
+        // Pages that guests of this snapshot write first. The VMM makes private copies of them in
+        // advance.
         let (populate, populate_later) = prepared.first_writes(&lineage);
         let spec = RollbackSpec {
             overlay: self

@@ -76,12 +76,12 @@ fn rows_of_another_part_with_invalid_content_or_twice_are_rejected() {
         // The part contains the commits up to 3, and commits start with 1.
         |row| row.revision = 4,
         |row| row.revision = 0,
-        // A removed row has no content.
+        // Only the index contains removed rows.
         |row| row.removed = true,
         |row| set(row, |key| key.name = "a\nb".to_owned()),
         |row| set(row, |key| key.name.clear()),
         |row| set(row, |key| key.addresses = vec!["10.0.0.0/33".to_owned()]),
-        // Only a revoked key ends sandboxes.
+        // The removal of a key's resources requires its revocation.
         |row| set(row, |key| key.end_ms = Some(1)),
     ];
     for (i, change) in changes.iter().enumerate() {

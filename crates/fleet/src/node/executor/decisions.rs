@@ -174,6 +174,7 @@ mod tests {
     #[test]
     fn the_memory_of_decisions_is_bounded_and_the_newest_are_found() {
         let mut decisions = Decisions::default();
+        // Each hash occurs twice. Its first decision is removed before the second one is added.
         let hash = |n: u64| SandboxHash(u128::from(n % 5000).to_be_bytes());
         for n in 1..=10_000 {
             let number = decisions.add(Millis(n), None, "ä".repeat(3000), (vec![hash(n)], None));

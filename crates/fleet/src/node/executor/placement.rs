@@ -96,6 +96,7 @@ impl Executor {
         }
         let template = match &request.templates[..] {
             [] => None,
+            // The caller knows that the allowed hosts have the template.
             _ if !request.allowed.is_empty() => None,
             names => {
                 let names = names.iter().map(|&name| TemplateId(name));

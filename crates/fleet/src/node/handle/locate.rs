@@ -161,6 +161,7 @@ impl Node {
                         return Ok(None);
                     }
                 }
+                // Without the directory, the members are queried without this limit.
                 _ => {}
             }
         } else {
