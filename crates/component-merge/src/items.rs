@@ -288,6 +288,7 @@ fn check_section(section: u8, content: &[u8], depth: usize) -> Result<()> {
                             check_alias(&alias?)?;
                         }
                     }
+                    // Other sections refer to items of the nested component only.
                     _ => {}
                 }
             }
@@ -319,6 +320,7 @@ fn check_section(section: u8, content: &[u8], depth: usize) -> Result<()> {
                 }
             }
         }
+        // Other sections cannot refer to core modules or core functions.
         _ => {}
     }
     Ok(())

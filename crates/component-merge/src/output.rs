@@ -15,6 +15,7 @@ use wasm_encoder::{
 };
 use wasmparser::{CanonicalFunction, CanonicalOption, Instance};
 
+/// Kinds of exports, by the number of the kind of a core item (see `kind_number`).
 const EXPORT_KINDS: [ExportKind; KINDS] = [
     ExportKind::Func,
     ExportKind::Table,

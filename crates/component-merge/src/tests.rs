@@ -184,6 +184,7 @@ fn two(first: &str, second: &str, more: &str) -> Vec<u8> {
     ))
 }
 
+/// Items of two core modules. The second module calls a function of the first one.
 const FIRST: &str = r#"(func (export "f") (param i32) (result i32)
     (i32.mul (local.get 0) (i32.const 3)))"#;
 const SECOND: &str = r#"(import "a" "f" (func $f (param i32) (result i32)))

@@ -284,6 +284,7 @@ mod tests {
             max_tasks: 4,
             swap: true,
         };
+        // Ignore the result: only the groups that it leaves are checked.
         let _ = cgroups.limit(pid, limits);
         let mut groups = cgroups.0.0.iter().map(|t| t.parent.join(pid.to_string()));
         let left: Vec<_> = groups.by_ref().filter(|g| g.exists()).collect();

@@ -213,6 +213,7 @@ async fn receive(tab: &mut TabMessages<Tab>, mut messages: SplitStream<WebSocket
             Message::Text(text) => tab.text(&text).await,
             Message::Binary(bytes) => tab.binary(bytes).await,
             Message::Close(_) => return,
+            // Pings and pongs, which the WebSocket library handles.
             _ => {}
         }
     }

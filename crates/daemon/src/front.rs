@@ -89,6 +89,7 @@ async fn serve(options: &FrontOptions) -> anyhow::Result<()> {
     // The parent process may wait for these lines.
     std::io::stdout().flush()?;
     tracing::info!(fleet = %settings.fleet, front = %settings.member, "front started");
+    // systemd waits for this notification. Without systemd, the call has no effect.
     let _ = sd_notify::notify(&[NotifyState::Ready]);
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;

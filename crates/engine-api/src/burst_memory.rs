@@ -118,6 +118,7 @@ mod tests {
         assert_eq!(memory.target(begin), 2);
         assert_eq!(memory.remembered_for(begin), None);
         let last = misses(&mut memory, begin, 8, Duration::from_millis(5));
+        // The usual stock of 2, and the 8 uses of the burst that found it empty. The maximum is 20.
         assert_eq!(memory.target(last), 10);
         assert_eq!(memory.remembered_for(last), Some(BURST_RETENTION));
         assert_eq!(memory.target(last + BURST_RETENTION), 2);

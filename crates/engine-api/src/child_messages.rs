@@ -194,6 +194,7 @@ mod tests {
             found[2..5].iter().map(String::len).collect::<Vec<_>>(),
             [1000, 1000, 500]
         );
+        // The first period has 200 lines and the number of dropped ones. Two more lines follow.
         assert_eq!(found.len(), 200 + 3, "{found:?}");
         let last = found[found.len() - 3..].to_vec();
         assert!(last[0].contains("further lines were dropped"), "{last:?}");

@@ -263,6 +263,7 @@ mod tests {
                 let _step = begin("cancelled");
                 std::future::pending::<()>().await;
             };
+            // The timeout drops the future, and with it the step.
             let _ = tokio::time::timeout(Duration::from_millis(1), waits).await;
             let _step = begin("next");
         };

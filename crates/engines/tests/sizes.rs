@@ -98,6 +98,7 @@ async fn the_largest_guest_boots_on_a_host_with_less_memory() {
         return skip(NAME, "the host does not overcommit memory");
     }
     let guest = boot_and_check(&prepared, 2, 65_536).await;
+    // The kernel of the guest describes each page of 4 KiB with 64 bytes, which is 1 GiB in total.
     assert!(guest.resident() < 3 << 10, "{}", guest.resident());
     guest.finish().await;
 }

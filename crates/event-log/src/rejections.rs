@@ -142,6 +142,7 @@ mod tests {
         let mut rejections = Rejections::new(MAX_CLIENTS);
         let now = Instant::now();
         let individual = (0..25).flat_map(|_| rejections.add(call(1), now)).count();
+        // The first calls of a client in a period are entries of their own.
         assert_eq!(individual, 5);
         let counted = rejections.add(call(1), now + PERIOD);
         let counts: Vec<_> = counted.iter().map(|call| call.count).collect();

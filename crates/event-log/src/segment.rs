@@ -175,6 +175,8 @@ mod tests {
     fn an_incomplete_last_entry_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let host = "h1".into();
+        // 7 entries precede the file, the last one at the time 5. The file is created at the time
+        // 9.
         let (segment, mut file) = Segment::create(directory.path(), &host, (7, 5, 9)).unwrap();
         file.write_all(b"{\"t\":11}\nnot an entry\n{\"t\":1")
             .unwrap();

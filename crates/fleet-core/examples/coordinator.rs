@@ -304,6 +304,7 @@ fn directory(rows: u64) {
     let mut times: Vec<_> = (0..rows.min(1_000_000))
         .map(|_| {
             let hash = hash(&mut random);
+            // The insertion has also drawn a host for each hash.
             let _ = random.below(1_000);
             let start = Instant::now();
             assert!(directory.find(hash).is_some());

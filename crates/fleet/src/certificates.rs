@@ -286,6 +286,7 @@ mod tests {
             .unwrap();
         let read = MemberCertificate::read_pem(&pem, &id).unwrap();
         assert_eq!(read.member, MemberId(7));
+        // The certificate is valid for 30 days, and renewed 10 days before its end.
         assert!(read.expires > now + Duration::from_secs(29 * 86_400));
         assert!(!read.needs_renewal(now));
         assert!(read.needs_renewal(now + Duration::from_secs(21 * 86_400)));

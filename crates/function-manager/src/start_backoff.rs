@@ -56,6 +56,7 @@ mod tests {
         let mut before = Duration::ZERO;
         for _ in 0..30 {
             backoff.record_exit(Duration::ZERO);
+            // `wait` returns the rest of the delay, which is a little shorter than the maximum.
             assert!(backoff.wait() >= before.min(MAX_DELAY - DELAY_UNIT));
             before = backoff.wait();
         }

@@ -93,7 +93,7 @@ mod tests {
         let sink = reports.clone();
         let tries = Rc::new(RefCell::new(1));
         let mut report = ActivityReport::new(in_flight.clone(), move |is_busy| {
-            // The first report of each kind fails.
+            // Each report fails at its first attempt, and is repeated.
             *tries.borrow_mut() += 1;
             let sent = *tries.borrow() % 2 == 1;
             sink.borrow_mut().extend(sent.then_some(is_busy));

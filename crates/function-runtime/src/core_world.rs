@@ -306,6 +306,8 @@ fn epoch_ended(mut store: StoreContextMut<'_, CoreState>) -> wasmtime::Result<Up
 /// Encodes a request as a message.
 pub(crate) fn request_message(head: &Parts, body: &[u8]) -> Vec<u8> {
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+    // Each header also has a colon, a space and a line feed. 32 more bytes suffice for the method
+    // and the other separators, usually.
     let headers = head.headers.iter();
     let length: usize = headers.map(|(n, v)| n.as_str().len() + v.len() + 3).sum();
     let mut message = Vec::with_capacity(length + path.len() + body.len() + 32);

@@ -144,6 +144,7 @@ async fn answer_connections(
     let nonce = nonce.to_owned();
     Ok(tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
+            // Ignore an error: the member then rejects the join.
             let _ = stream.write_all(nonce.as_bytes()).await;
         }
     }))

@@ -288,6 +288,7 @@ mod tests {
         let strict = group_limits(&limits(SlotReset::Strict)).memory_bytes;
         assert_eq!(strict, 2 << 30);
         let fast = group_limits(&limits(SlotReset::Fast)).memory_bytes;
+        // 10 slots of 2 memories, each of which retains up to 4 MiB.
         assert_eq!(fast, strict + (80 << 20));
     }
 }

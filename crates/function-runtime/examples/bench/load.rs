@@ -110,6 +110,7 @@ fn h2load(address: SocketAddr, connections: u32) -> Option<Value> {
         .lines()
         .find(|l| l.starts_with("time for request:"))
         .unwrap();
+    // The columns after the name (three words) are minimum, maximum and mean.
     let mean = times.split_whitespace().nth(5).unwrap();
     let rate: f64 = rate.unwrap().parse().unwrap();
     Some(json!({ "requests_per_s": rate.round(), "mean": micros(mean) }))

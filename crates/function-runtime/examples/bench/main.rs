@@ -52,6 +52,7 @@ fn main() {
     let examples = examples.unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(std::thread::available_parallelism().map_or(2, usize::from))
+        // As in `jiffy-functions serve`.
         .global_queue_interval(8)
         .enable_all()
         .build()
@@ -258,7 +259,8 @@ async fn client(address: SocketAddr, requests: usize) -> Vec<Duration> {
     times
 }
 
-/// Returns whether the response ends with one of the bodies of these servers.
+/// Returns whether the response ends with one of the bodies of these servers. The response of the
+/// component is chunked.
 fn is_complete(response: &[u8]) -> bool {
     response.ends_with(b"hello, function") || response.ends_with(b"0\r\n\r\n")
 }

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Number of measured starts.
+/// Number of starts. The last process is not a part of the times: its memory is measured.
 const STARTS: usize = 20;
 /// Number of functions loaded in addition to the first. A tenant may have 1,000.
 const FUNCTIONS: u32 = 999;

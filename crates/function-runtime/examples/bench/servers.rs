@@ -58,7 +58,8 @@ pub struct FunctionServers {
     pub addresses: BTreeMap<&'static str, SocketAddr>,
 }
 
-/// Returns a module that writes a byte to each of `pages` pages and answers with 16 bytes.
+/// Returns a module that writes a byte to each of `pages` pages. It answers with the text of its
+/// data, which has 20 bytes.
 pub fn core_module(pages: usize) -> Vec<u8> {
     let end = 65536 + pages * 4096;
     let text = format!(
