@@ -381,7 +381,8 @@ pub(crate) fn text(notice: &Notice) -> Message {
     Message::Text(serde_json::to_string(notice).unwrap_or_default().into())
 }
 
-/// Sends the output of a terminal to a tab.
+/// Sends the output of a terminal to a tab. Each message starts with the number of the stream as
+/// four bytes.
 async fn forward(mut view: View, stream: u32, queue: mpsc::Sender<Message>) {
     loop {
         let message = match view.next().await {

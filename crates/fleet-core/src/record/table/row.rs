@@ -332,12 +332,14 @@ impl RowKey {
 
 /// Returns the part of a row, by the FNV-1a hash of its key.
 fn part_of(fields: &[&str]) -> u8 {
+    // A zero byte ends each field, so that no two lists of fields have the same bytes.
     let bytes = fields
         .iter()
         .flat_map(|field| field.bytes().chain(std::iter::once(0)));
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
+    // All bytes of the hash determine the part.
     let folded = hash ^ (hash >> 32);
     let part = (folded ^ (folded >> 16) ^ (folded >> 8)) % TABLE_PARTS as u64;
     u8::try_from(part).unwrap_or(0)

@@ -146,6 +146,7 @@ impl Client {
                 }
                 other => return other,
             }
+            // Tests have short attempts, and then a shorter pause.
             sleep(PAUSE.min(self.attempt / 4)).await;
         }
         Err(Failure::Unavailable(reason))
