@@ -172,6 +172,7 @@ print(open("/proc/self/status").read().split("VmRSS:")[1].split()[0])
         crate::support::within("memory to be used", peak),
         guest.python(spec)
     );
+    // `VmRSS` is in KiB.
     assert!(used.trim().parse::<u64>().unwrap() > 200 << 10, "{used}");
     let started_at = std::time::Instant::now();
     let after = until(

@@ -68,6 +68,7 @@ async fn five_hundred_connections_are_open_despite_a_low_soft_limit() {
         return skip(NAME, &format!("the hard limit on open files is {hard}"));
     }
     let Some(prepared) = base(NAME) else { return };
+    // The VMM inherits the low limit. This process itself needs many descriptors afterwards.
     setrlimit(Resource::RLIMIT_NOFILE, 256, hard).unwrap();
     let guest = Guest::boot(&prepared, &size(1, 512)).await;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();

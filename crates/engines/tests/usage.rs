@@ -38,6 +38,7 @@ impl Drop for DataDir {
         let sockets = std::fs::read_dir(self.0.path().join("run/vmm"));
         for socket in sockets.into_iter().flatten().flatten() {
             let name = socket.file_name().into_string().unwrap();
+            // The name of a socket starts with the id of its VMM process, which may have exited.
             let pid = name.split('-').next().and_then(|pid| pid.parse().ok());
             let _ = kill(Pid::from_raw(pid.unwrap()), Signal::SIGKILL);
         }

@@ -142,6 +142,7 @@ struct Script {
 /// Returns the ramdisk for `seed` and the number of accesses that it requests.
 pub fn ramdisk(seed: u64) -> (Vec<u8>, usize) {
     let mut script = Script {
+        // Small seeds must differ in many bits, and xorshift needs a state other than zero.
         random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
         steps: Vec::new(),
         pool: Vec::new(),
@@ -378,9 +379,11 @@ impl Script {
         last: bool,
         next: u64,
     ) -> [u8; 16] {
+        // Flags of descriptors (2.7.5).
         const NEXT: u16 = 1;
         const WRITE: u16 = 2;
         const INDIRECT: u16 = 4;
+        // 44 is the length of the header of a vsock packet.
         let (mut address, mut length) = (
             DATA + self.random.below(DATA_BYTES - (1 << 20)),
             self.random.of(&[44, 512, 512, 4096, 4096, 65_536, 1 << 20]),
@@ -421,7 +424,8 @@ impl Script {
             7 => (flags, length) = (INDIRECT, 16 * (1 + self.random.below(1 << 12))),
             _ => {}
         }
-        // Do not overwrite the kernel: the attack would end.
+        // Limit writes to the upper half of memory. The ramdisk with the script is at its end, and
+        // an overwritten script would end the attack.
         if (RAM - (64 << 20)..RAM).contains(&address) && flags & WRITE != 0 {
             length = length.min(1 << 20);
         }

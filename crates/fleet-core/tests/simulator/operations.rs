@@ -420,6 +420,7 @@ impl World {
                 let is_running =
                     head.is_some_and(|head| matches!(head.state(), HeadState::Running(_)));
                 match purpose {
+                    // The head already names this host as the owner.
                     Purpose::Adopt(_) if is_still_owner => {}
                     // The sandbox has no head or is already killed: the kill is complete.
                     Purpose::Kill { .. } if !is_running => {

@@ -135,6 +135,7 @@ impl World {
     /// Creates three to five hosts, whose processes start within 3 s. The seed determines all
     /// random choices.
     pub fn new(seed: u64, mutation: Mutation) -> Self {
+        // The constant sets more bits of small seeds.
         let mut random = Random::new(seed ^ 0x5deece66d);
         let count = 3 + random.below(3) as usize;
         let owners = [6, 10, 40].map(|limit| (BudgetOwner(format!("key{limit}")), limit));
