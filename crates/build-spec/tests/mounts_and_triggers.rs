@@ -128,5 +128,6 @@ fn triggers_of_images_are_validated() {
         let message = parse(trigger).unwrap_err();
         assert!(message.contains(expected), "{trigger}: {message}");
     }
+    // The maximum is 100 triggers.
     assert!(parse_triggers(&vec!["RUN x".to_owned(); 101]).is_err());
 }

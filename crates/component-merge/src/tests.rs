@@ -138,6 +138,9 @@ fn merged_libraries_give_the_same_result() {
     // name of four bytes counts 100,000 for each byte.
     assert_eq!(run(&component).unwrap(), 402_048);
     assert_eq!(run(&merged).unwrap(), 402_048);
+    // `fixups` remains a module of its own, because it imports a function that uses the memory of
+    // the
+    // merged module.
     assert_eq!((modules(&component), modules(&merged)), (5, 2));
     let again = merge(&merged);
     assert!(again.is_none(), "a single module is merged again");
@@ -164,6 +167,7 @@ fn a_table_of_merged_modules_is_filled_from_constants() {
             }
         }
     }
+    // The value of the global `base`.
     assert!(
         matches!(starts[..], [wasmparser::Operator::I32Const { value: 2 }]),
         "{starts:?}"

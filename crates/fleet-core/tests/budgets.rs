@@ -378,7 +378,8 @@ fn fifty_thousand_concurrent_creates_reach_a_limit_of_ten_thousand_and_never_exc
     let (mut waiting, mut started, mut denied, mut retried) = (Vec::new(), 0, 0, 0);
     while started < CREATES || !waiting.is_empty() {
         let now = Millis(fleet.now);
-        // Half of the steps are placements, and half are arrivals at a host.
+        // Once 400 creates are in flight, half of the steps are placements, and half are arrivals
+        // at a host.
         if started < CREATES && (waiting.len() < 400 || random(2) == 0) {
             started += 1;
             let memory_mib = 128 << random(4);

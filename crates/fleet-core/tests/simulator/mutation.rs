@@ -51,7 +51,9 @@ impl Mutation {
         Self::PurgeBeforeReturn,
     ];
 
-    /// Returns the times of the members. Killed heads are retained for 90 s instead of 24 h.
+    /// Returns the times of the members. Killed heads are retained for 90 s instead of 24 h, and
+    /// unused
+    /// shares for 20 s instead of 90 s.
     pub fn timing(self) -> Timing {
         let mut timing = Timing {
             killed: 90_000,
