@@ -80,7 +80,7 @@ fn a_guest_cannot_send_from_another_address() {
         let id = test_home.ok(&["create"]);
         // `frame` sends a packet to the MAC address of the gateway. `mac` is the sender's.
         let program = r#"
-        import struct
+import struct
 def udp(source, text):
     payload = struct.pack("!HHHH", 5000, 7, 8 + len(text), 0) + text
     head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(payload), 0, 0, 64, 17, 0,
