@@ -329,6 +329,19 @@ test('templates are built, published and tagged alike, with hostile commands', a
   )
   shell(forms.jiffyLine(removal(id, name)))
   assert.equal(await find(), undefined)
+  // The template is up to date, so that no packages are installed.
+  const state = async () => (await owner('GET', '/recipes')).find((recipe) => recipe.name === 'base').state
+  const idle = async () => {
+    while ((await state()) === 'building') await new Promise((resolve) => setTimeout(resolve, 50))
+  }
+  await compare(
+    idle,
+    () => forms.templateCommands.recipe('base'),
+    async () => {
+      await idle()
+      return state()
+    },
+  )
 })
 
 test('functions are deployed and changed alike, with hostile values', async () => {
