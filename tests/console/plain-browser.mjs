@@ -46,6 +46,8 @@ export async function launchPlain() {
   const { targetId } = await send('Target.createTarget', { url: 'about:blank' })
   const { sessionId } = await send('Target.attachToTarget', { targetId, flatten: true })
   const call = (method, params) => send(method, params, sessionId)
+  // Without this, scripts of `init` do not run.
+  await call('Page.enable')
   return {
     /** Runs a script before each document. */
     init: (script) => call('Page.addScriptToEvaluateOnNewDocument', { source: script }),
