@@ -44,15 +44,16 @@ export async function inBrowser(id, seconds) {
     for (const key of 'yes') await page.press(key, key)
     await page.press('Enter', '\r')
     const speed = await rate(() => page.evaluate('received'), seconds)
-    // From the key press to the frame that shows the prompt.
-    const interrupt = page.evaluate(`new Promise((resolve) => {
+    // From the key press to the frame that shows the prompt. The page may process the key press before
+    // later scripts, so the listener must exist.
+    await page.evaluate(`globalThis.interrupt = new Promise((resolve) => {
       addEventListener('keydown', ({ timeStamp }) => {
         const check = () => (${PROMPT} ? resolve(performance.now() - timeStamp) : requestAnimationFrame(check))
         requestAnimationFrame(check)
       }, { capture: true, once: true })
-    })`)
+    }), undefined`)
     await page.press('c', undefined, CONTROL)
-    return { speed, interrupt: await interrupt }
+    return { speed, interrupt: await page.evaluate('interrupt') }
   } finally {
     await page.close()
   }
