@@ -1,8 +1,9 @@
 //! Placements per second, and quality, of the scheduler and of other algorithms.
 //!
-//!     cargo run --release -p jiffy-scheduler --example placement [DECISIONS]
+//!     cargo run --release -p jiffy-scheduler --example placement [DECISIONS] [HOSTS]
 //!
-//! Prints one line of JSON for each workload, algorithm and number of hosts.
+//! Prints one line of JSON for each workload, algorithm and number of hosts: HOSTS, or 1,000, 5,000
+//! and 50,000.
 //!
 //! - Hosts are unequal: 16 to 128 processors, 2 to 8 GiB of memory for each.
 //! - Sandboxes have heavy-tailed sizes and 0.5 to 8 GiB for each processor, and arrive in bursts.
@@ -228,12 +229,14 @@ fn next_request(random: &mut Random, workload: Workload) -> PlacementRequest {
 }
 
 fn main() {
-    let decisions: u32 = std::env::args()
-        .nth(1)
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(200_000);
+    let argument = |index| -> Option<u32> { std::env::args().nth(index)?.parse().ok() };
+    let decisions = argument(1).unwrap_or(200_000);
+    let counts = match argument(2) {
+        Some(hosts) => vec![hosts],
+        None => vec![1_000, 5_000, 50_000],
+    };
     for workload in Workload::ALL {
-        for count in [1_000, 5_000, 50_000] {
+        for &count in &counts {
             for algorithm in Algorithm::ALL {
                 measure(algorithm, workload, count, decisions);
             }
