@@ -180,6 +180,9 @@ pub struct FleetTryArgs {
     /// Location of the records. etcd: three members of etcd, from PATH or JIFFY_ETCD
     #[arg(long, value_enum, default_value_t = TryRecords::Store)]
     pub records: TryRecords,
+    /// Template of this machine for the hosts. Can be repeated
+    #[arg(long = "template", value_name = "NAME", default_value = "base")]
+    pub templates: Vec<String>,
     /// Print addresses, data directories and the answers to commands as JSON, one value per line
     #[arg(long)]
     pub json: bool,

@@ -16,7 +16,7 @@ mod service;
 use crate::cli::{FleetTryArgs, TryRecords};
 use anyhow::Context;
 use host::Host;
-use jiffy_image::Home;
+use jiffy_image::{Home, Reference};
 use namespace::Namespace;
 use serde_json::{Value, json};
 use service::Service;
@@ -27,8 +27,6 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Template that the hosts have.
-const TEMPLATE: &str = "base";
 /// Bucket and prefix of the store.
 const STORE: &str = "s3://fleet/try";
 /// Address of the S3 server, on the bridge.
@@ -71,9 +69,10 @@ pub fn run(args: &FleetTryArgs) -> anyhow::Result<()> {
         ])
     })?;
     let hosts = usize::from(args.hosts);
+    let templates = templates(&args.templates)?;
     let is_json = args.json;
     let started = Instant::now();
-    let start = runtime.spawn_blocking(move || Fleet::start(&programs, hosts, is_json));
+    let start = runtime.spawn_blocking(move || Fleet::start(&programs, hosts, &templates, is_json));
     let [interrupt, terminate] = &mut signals;
     // After a signal, the start is still awaited: only its result, a complete fleet, can be dropped
     // and thereby removed.
@@ -183,8 +182,14 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Starts a network, the servers of store and records, `count` hosts and a front.
-    fn start(programs: &Programs, count: usize, is_json: bool) -> anyhow::Result<Self> {
+    /// Starts a network, the servers of store and records, `count` hosts and a front. The hosts
+    /// have the templates in these directories.
+    fn start(
+        programs: &Programs,
+        count: usize,
+        templates: &[PathBuf],
+        is_json: bool,
+    ) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("jiffy-fleet-")
             .tempdir_in("/var/tmp")
@@ -211,7 +216,7 @@ impl Fleet {
             is_json,
         };
         for number in 1..=count {
-            let host = fleet.add(number)?;
+            let host = fleet.add(number, templates)?;
             fleet.hosts.push(host);
         }
         fleet.front = Some(fleet.start_front(count + 1)?);
@@ -255,10 +260,12 @@ impl Fleet {
     }
 
     /// Starts a host, which creates the fleet or joins it.
-    fn add(&self, number: usize) -> anyhow::Result<Host> {
+    fn add(&self, number: usize, templates: &[PathBuf]) -> anyhow::Result<Host> {
         let name = format!("host{number}");
         let mut host = self.machine(&name, &format!("h{number}"), number)?;
-        create_home(&host.home, number == 1)?;
+        // Only the first host of a fleet has the templates: the others receive them from the store.
+        let templates = if number == 1 { templates } else { &[] };
+        create_home(&host.home, templates)?;
         let listen = format!("{}:{FLEET_PORT}", host.address);
         let common = ["--fleet-listen", &listen, "--name", &name];
         let text = match self.hosts.first() {
@@ -347,9 +354,25 @@ impl Fleet {
     }
 }
 
-/// Creates a data directory with the programs and images of this host. Only the first host of a
-/// fleet has the template: the others receive it from the store.
-fn create_home(home: &Path, has_template: bool) -> anyhow::Result<()> {
+/// Returns the directories of stock templates of this machine. Hosts build missing ones themselves.
+fn templates(names: &[String]) -> anyhow::Result<Vec<PathBuf>> {
+    let all = Home::locate()?.path().join("templates");
+    let mut found = Vec::new();
+    for name in names {
+        anyhow::ensure!(
+            Reference::parse(name).is_ok_and(|reference| reference.is_stock()),
+            "`{}` is not a stock template: `jiffy template ls` lists them",
+            jiffy_client::terminal::line(name)
+        );
+        found.push(all.join(name));
+    }
+    found.retain(|template| template.exists());
+    Ok(found)
+}
+
+/// Creates a data directory with the programs and images of this host, and with the templates in
+/// these directories.
+fn create_home(home: &Path, from: &[PathBuf]) -> anyhow::Result<()> {
     let own = Home::locate()?;
     let own = own.path();
     std::fs::create_dir(home)?;
@@ -369,9 +392,11 @@ fn create_home(home: &Path, has_template: bool) -> anyhow::Result<()> {
         // missing files.
         symlink(own.join("locks").join(name), locks.join(name))?;
     }
-    let template = own.join("templates").join(TEMPLATE);
-    if has_template && template.exists() {
-        symlink(template, templates.join(TEMPLATE))?;
+    for template in from {
+        symlink(
+            template,
+            templates.join(template.file_name().unwrap_or_default()),
+        )?;
     }
     Ok(())
 }
