@@ -127,7 +127,7 @@ pub struct App {
     pub(crate) volumes: Option<Arc<HostVolumes>>,
     /// Snapshots of volumes. `None` without a store.
     pub(crate) stored_volumes: Option<Arc<StoredVolumes>>,
-    /// Webhooks of API keys. `None` in a member of a fleet.
+    /// Webhooks of API keys. `None` if this host stores none.
     pub(crate) webhooks: Option<Webhooks>,
     /// Other hosts. `None` if this host is in no fleet.
     pub(crate) fleet: Option<Fleet>,

@@ -38,9 +38,12 @@ mod probe;
 mod route;
 mod rows;
 pub(crate) mod scope;
+mod secrets;
 mod streams;
+mod table_change;
 mod templates;
 mod usage;
+mod webhooks;
 mod why;
 
 use crate::app::App;
@@ -70,8 +73,11 @@ pub(crate) use lists::{INCOMPLETE, ListPart};
 pub use names::{NamedTemplate, TableNames, TemplateNames};
 pub use probe::FleetProbe;
 pub(crate) use route::route;
+pub use secrets::FleetSecrets;
 pub(crate) use streams::ForwardedStream;
 pub use streams::{ByteStream, receive_forwarded_stream};
+pub(crate) use table_change::TableChanges;
+pub use webhooks::FleetWebhooks;
 
 /// Maximum time for which a request waits until a host that returns to the fleet has compared a
 /// sandbox with its head.

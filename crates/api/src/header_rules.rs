@@ -257,7 +257,7 @@ fn checked(
             // The answer is the same whether or not another key has the secret.
             secrets.get(owner, secret).map_err(|e| match e {
                 SecretError::Unknown(_) => invalid(format!("`{name}` of `{host}`: {e}")),
-                e => ApiError::internal(e.to_string()),
+                e => ApiError::from(e),
             })?;
         }
         if let Some(missing) = template.tokens().find(|token| !tokens.contains_key(*token)) {

@@ -250,4 +250,4 @@ pub(crate) fn hash(secret: &str) -> [u8; 32] {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

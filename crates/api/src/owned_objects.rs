@@ -1,5 +1,5 @@
-//! Common parts of the calls on secrets, volumes and webhooks. Such an object of a key exists on
-//! one host only, so members of a fleet reject these calls.
+//! Common parts of the calls on secrets, volumes and webhooks. A volume exists on one host only, so
+//! members of a fleet reject calls on volumes.
 
 use crate::app::App;
 use crate::caller::Caller;

@@ -85,16 +85,16 @@ pub struct HostParts {
     pub fleet: Option<FleetParts>,
     /// Record of calls.
     pub audit: AuditLog,
-    /// Secrets of API keys. `None` for a member of a fleet.
-    pub secrets: Option<Secrets>,
+    /// Secrets of API keys.
+    pub secrets: Secrets,
     /// Issuer of identity tokens. `None` if the host issues none.
     pub issuer: Option<Arc<TokenIssuer>>,
     /// Volumes of API keys. `None` for a member of a fleet.
     pub volumes: Option<Arc<HostVolumes>>,
     /// Snapshots of volumes. `None` without a store.
     pub stored_volumes: Option<Arc<StoredVolumes>>,
-    /// Webhooks of API keys. `None` for a member of a fleet.
-    pub webhooks: Option<Webhooks>,
+    /// Webhooks of API keys.
+    pub webhooks: Webhooks,
 }
 
 impl ApiServer {
@@ -197,6 +197,8 @@ impl ApiServer {
             .with_builder(builder)
             .with_audit(audit.clone())
             .with_issuer(issuer)
+            .with_secrets(secrets)
+            .with_webhooks(webhooks)
             .with_volumes(volumes)
             .with_stored_volumes(stored_volumes)
             .with_functions(
@@ -204,12 +206,6 @@ impl ApiServer {
                 Arc::new(FunctionGateway(functions.clone())),
             )
             .with_exchange_share(u64::try_from(share).unwrap_or(u64::MAX));
-        if let Some(secrets) = secrets {
-            app = app.with_secrets(secrets);
-        }
-        if let Some(webhooks) = webhooks {
-            app = app.with_webhooks(webhooks);
-        }
         let page_links = public.clone().map(|public| {
             let signer = signer.clone();
             let link = move |id: &str, port, expires| public.page_link(&signer, id, port, expires);

@@ -1,6 +1,6 @@
 //! This daemon as a member of a fleet: starts the node (`jiffy_fleet::node`) and the channel to
-//! other members. Also opens the tables of API keys and template names, and handles calls of other
-//! members.
+//! other members. Also opens the tables of API keys, template names and secrets, and handles calls
+//! of other members.
 //!
 //! The *head* of a sandbox is the record in the store that decides which member may run the
 //! sandbox. A *roster* is the list of the sandboxes of a member, for the time after its loss. A
@@ -22,7 +22,7 @@ use crate::host_facts::host_facts;
 use anyhow::Context;
 use calls::{CALL_PREFIX, ChannelForwarder, ForwardedPortStreams, STREAM_PREFIX};
 use host::{DaemonHost, cpu_milli, mib};
-use jiffy_api::{FleetProbe, Keys, TableNames, import_keys};
+use jiffy_api::{FleetProbe, FleetSecrets, FleetWebhooks, Keys, TableNames, import_keys};
 use jiffy_fleet::channel::{Client, Identity, Server, ServerHandle};
 use jiffy_fleet::front::{FRONT_PATH, FrontHost, FrontService, LiveHosts};
 use jiffy_fleet::join::JoinService;
@@ -33,14 +33,16 @@ use jiffy_fleet::node::{
 use jiffy_fleet::roster::Rosters;
 use jiffy_fleet::settings::{Settings, clear_import};
 use jiffy_fleet::tables::{
-    CHANGE_TIMEOUT, ChannelPeers, TABLES_PATH, Tables, TablesConfig, preview_key,
+    CHANGE_TIMEOUT, ChannelPeers, TABLES_PATH, Tables, TablesConfig, preview_key, secrets_key,
 };
 use jiffy_fleet::{CONTROL_TENANT, FleetAccess, Heads, HostFacts, SealedRecords, StoreRecords};
 use jiffy_fleet_core::record::{Capacity, MemberRow};
 use jiffy_fleet_core::{MemberConfig, MemberId, ShardId, Timing};
 use jiffy_image::Home;
 use jiffy_sandbox_manager::{HostReader, KernelReader, Sandboxes};
+use jiffy_secrets::{HostKey, Secrets};
 use jiffy_store::host::RemoteStore;
+use jiffy_webhooks::Webhooks;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -162,6 +164,26 @@ impl Member {
     /// Returns the records by which members decide who runs a stored sandbox.
     pub fn heads(&self) -> Heads {
         Heads::new(self.remote.clone(), self.node.clone())
+    }
+
+    /// Returns the secrets of API keys, which the members share.
+    ///
+    /// # Errors
+    /// If the former key of this host cannot be read.
+    pub fn secrets(&self, home: &Home) -> anyhow::Result<Secrets> {
+        let key = HostKey::of_fleet(&secrets_key(&self.access.secret), home.path())?;
+        let shared = FleetSecrets::new(self.tables.clone());
+        Ok(Secrets::shared(key, Arc::new(shared)))
+    }
+
+    /// Returns the webhooks of API keys, which the members share. `key` is the key of the secrets.
+    ///
+    /// # Errors
+    /// If the database of this host cannot be opened.
+    pub fn webhooks(&self, home: &Home, key: HostKey) -> anyhow::Result<Webhooks> {
+        let shared = Arc::new(FleetWebhooks::new(self.tables.clone()));
+        let number = self.settings.member.0;
+        Ok(Webhooks::shared(home.path(), key, number, shared)?)
     }
 
     /// Connects the member with its sandboxes, and opens the channel. Returns the parts of the API

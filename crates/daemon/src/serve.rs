@@ -171,17 +171,16 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         is_stock: |template| Reference::parse(template).is_ok_and(|parsed| parsed.is_stock()),
         ..HostOptions::default()
     };
-    // Members of a fleet have no secrets and webhooks, because they would exist on one host only.
-    let secrets = match member {
-        None => Some(Secrets::open(home.path())?),
-        Some(_) => None,
+    let secrets = match &member {
+        None => Secrets::open(home.path())?,
+        Some(member) => member.secrets(&home)?,
     };
-    let issuer = match (&options.identity_issuer, &secrets) {
-        (Some(url), Some(secrets)) => {
+    let issuer = match (&options.identity_issuer, &member) {
+        (Some(url), None) => {
             let (home, key) = (home.path(), secrets.host_key().clone());
             Some(Arc::new(TokenIssuer::new(home, key, url.clone())))
         }
-        (Some(_), None) => bail!(
+        (Some(_), Some(_)) => bail!(
             "`--identity-issuer` cannot be used: this host is a member of a fleet, whose members have \
              no common key for identity tokens"
         ),
@@ -198,9 +197,9 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let (connector, internal_connections) = internal::connector();
     let connector = Arc::new(connector);
     let egress = functions::egress(&options.network, connector.clone());
-    let webhooks = match member {
-        None => Some(Webhooks::open(home.path())?),
-        Some(_) => None,
+    let webhooks = match &member {
+        None => Webhooks::open(home.path())?,
+        Some(member) => member.webhooks(&home, secrets.host_key().clone())?,
     };
     let webhook_connector = Arc::new(WebhookConnector::new(egress.clone())?);
     let functions = functions::open(&host, cgroups, egress, options.functions_reset).await?;
@@ -215,23 +214,16 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let nic = engine::nic_kind(engine);
     let authorities = options.site.authorities.iter();
     let authorities: Vec<String> = authorities.map(|authority| authority.pem.clone()).collect();
-    let key = secrets.as_ref().map(|secrets| secrets.host_key().clone());
-    let egress_connector = Arc::new(SocksConnector::new(key, &authorities));
-    let injector = match &secrets {
-        Some(secrets) => {
-            let proxy = HeaderProxy::new(secrets.clone(), &authorities)?;
-            let proxy = proxy.with_issuer(issuer.clone());
-            Some(Arc::new(proxy) as Arc<dyn HeaderInjector>)
-        }
-        None => None,
-    };
+    let egress_connector = SocksConnector::new(Some(secrets.host_key().clone()), &authorities);
+    let header_proxy = HeaderProxy::new(secrets.clone(), &authorities)?;
+    let injector: Arc<dyn HeaderInjector> = Arc::new(header_proxy.with_issuer(issuer.clone()));
     let network = network::open(
         &options.network,
         home.path(),
         nic,
         Some(connector),
-        injector,
-        Some(egress_connector),
+        Some(injector),
+        Some(Arc::new(egress_connector)),
     )?;
     // Without KVM a VMM cannot start.
     if jiffy_microvm_engine::host_kvm::open().is_ok() {
@@ -288,10 +280,9 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let path = local_daemon::socket(&home);
     let server_task =
         tokio::spawn(server.serve(listen(&path)?, internal_connections, stopping.clone()));
-    let deliveries = webhooks.map(|webhooks| {
-        let events = sandboxes.events().clone();
-        tokio::spawn(webhooks.run(events, jiffy_api::webhook_event, webhook_connector))
-    });
+    let events = sandboxes.events().clone();
+    let deliveries = webhooks.run(events, jiffy_api::webhook_event, webhook_connector);
+    let deliveries = tokio::spawn(deliveries);
     let version = env!("CARGO_PKG_VERSION");
     tracing::info!(
         version,
@@ -334,9 +325,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     // Ignore an error of the task: the daemon exits anyway.
     let _ = server_task.await;
     // Deliveries in flight are sent again by the next daemon.
-    if let Some(deliveries) = deliveries {
-        deliveries.abort();
-    }
+    deliveries.abort();
     // Rejected calls are counted per period. Write all counts, also of periods that are not over.
     audit.write_counted(true);
     if let Some(member) = member {

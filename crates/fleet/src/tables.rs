@@ -1,4 +1,4 @@
-//! Tables of the fleet: API keys, and names and tags of templates.
+//! Tables of the fleet: API keys, names and tags of templates, secrets and webhooks.
 //!
 //! Each member holds all rows in memory. One member, the coordinator, writes the tables; the others
 //! send changes to it. A commit is pushed to all members. The rows are stored in parts (records),
@@ -31,7 +31,7 @@ pub use message::{
     decode_request,
 };
 pub use peers::{PeerError, Peers};
-pub use secret::preview_key;
+pub use secret::{preview_key, secrets_key};
 
 use crate::SealedRecords;
 use contact::Contact;
@@ -189,6 +189,13 @@ impl Tables {
     #[must_use]
     pub fn key_by_hash(&self, hash: &KeyHash) -> Option<Arc<Row>> {
         self.shared.state.read().key_by_hash(hash).cloned()
+    }
+
+    /// Returns the secret of an API key with this name. `owner` is `None` for the owner of the
+    /// fleet.
+    #[must_use]
+    pub fn secret(&self, owner: Option<&str>, name: &str) -> Option<Arc<Row>> {
+        self.shared.state.read().secret(owner, name).cloned()
     }
 
     /// Returns all rows of a table, in no particular order.

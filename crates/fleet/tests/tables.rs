@@ -5,3 +5,4 @@ mod changes;
 mod contact;
 mod faults;
 mod lab;
+mod secrets;

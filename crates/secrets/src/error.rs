@@ -1,4 +1,4 @@
-//! Errors of the secrets of a host.
+//! Errors of secrets.
 
 use crate::secret::{
     MAX_METADATA_BYTES, MAX_METADATA_ENTRIES, MAX_METADATA_NAME, MAX_METADATA_VALUE,
@@ -68,4 +68,15 @@ pub enum SecretError {
     /// The owner has no such secret.
     #[error("secret `{0}` does not exist: list the secrets of this key")]
     Unknown(String),
+    /// Another caller has changed the secret at the same time.
+    #[error("the secret `{0}` was changed at the same time: try again")]
+    Changed(String),
+    /// The hosts that share the secrets cannot read or change them.
+    #[error("{reason}")]
+    Shared {
+        /// Reason.
+        reason: String,
+        /// True if the call may succeed later.
+        is_temporary: bool,
+    },
 }

@@ -1,4 +1,5 @@
-//! [`HostKey`]: the key of this host, which encrypts secrets before they are written to the disk.
+//! [`HostKey`]: the key of this host or of its fleet, which encrypts secrets before they are
+//! stored.
 
 use crate::SecretError;
 use jiffy_store::DataKeys;
@@ -13,9 +14,14 @@ const KEY_FILE: &str = "secrets-key";
 /// The key has one generation.
 const GENERATION: u32 = 1;
 
-/// Key of this host. It uses the cipher of the snapshot store.
+/// Key of this host, or key of a fleet of hosts. It uses the cipher of the snapshot store.
 #[derive(Clone)]
-pub struct HostKey(DataKeys);
+pub struct HostKey {
+    key: DataKeys,
+    /// Key of this host before it became a member of a fleet. Sandboxes that were created before
+    /// have texts that are encrypted with it.
+    former: Option<DataKeys>,
+}
 
 impl std::fmt::Debug for HostKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -26,21 +32,15 @@ impl std::fmt::Debug for HostKey {
 impl HostKey {
     /// Reads the key of the data directory `home`. Creates it at the first use.
     pub fn open(home: &Path) -> Result<Self, SecretError> {
+        if let Some(key) = read(home)? {
+            return Ok(Self { key, former: None });
+        }
         let path = home.join(KEY_FILE);
         let failed = |source| SecretError::File {
             path: path.clone(),
             source,
         };
         let mut key = Zeroizing::new([0; 32]);
-        match File::open(&path) {
-            Ok(mut file) => {
-                // A file that is too short is an error: a new key would invalidate all secrets.
-                file.read_exact(&mut *key).map_err(failed)?;
-                return Ok(Self(DataKeys::derive(GENERATION, &key)));
-            }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(failed(e)),
-        }
         getrandom::fill(&mut *key).map_err(|e| failed(io::Error::other(e)))?;
         // A crash must not leave a partial key, so the file is renamed when it is complete.
         let new = path.with_extension("new");
@@ -55,12 +55,25 @@ impl HostKey {
             File::open(home)?.sync_all()
         };
         write().map_err(failed)?;
-        Ok(Self(DataKeys::derive(GENERATION, &key)))
+        let key = DataKeys::derive(GENERATION, &key);
+        Ok(Self { key, former: None })
+    }
+
+    /// Uses the key of a fleet. The key of the data directory `home`, if there is one, decrypts
+    /// texts from the time before this host became a member.
+    ///
+    /// # Errors
+    /// [`SecretError::File`] if the file with the key of the host cannot be read.
+    pub fn of_fleet(key: &[u8; 32], home: &Path) -> Result<Self, SecretError> {
+        Ok(Self {
+            key: DataKeys::derive(GENERATION, key),
+            former: read(home)?,
+        })
     }
 
     /// Encrypts `plain`. Decryption requires the same `context`.
     pub fn seal(&self, context: &str, plain: &[u8]) -> Result<Vec<u8>, SecretError> {
-        let sealed = self.0.seal(context.as_bytes(), plain);
+        let sealed = self.key.seal(context.as_bytes(), plain);
         sealed.map_err(|_| SecretError::Sealed(context.to_owned()))
     }
 
@@ -68,9 +81,26 @@ impl HostKey {
     /// host or with another context.
     #[must_use]
     pub fn open_sealed(&self, context: &str, sealed: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
-        let plain = self.0.open(context.as_bytes(), sealed);
-        plain.ok().map(Zeroizing::new)
+        let keys = [Some(&self.key), self.former.as_ref()]
+            .into_iter()
+            .flatten();
+        let mut plain = keys.filter_map(|key| key.open(context.as_bytes(), sealed).ok());
+        plain.next().map(Zeroizing::new)
     }
+}
+
+/// Reads the key of the data directory `home`. `None` if it has none.
+fn read(home: &Path) -> Result<Option<DataKeys>, SecretError> {
+    let path = home.join(KEY_FILE);
+    let mut key = Zeroizing::new([0; 32]);
+    let read = match File::open(&path) {
+        // A file that is too short is an error: a new key would invalidate all secrets.
+        Ok(mut file) => file.read_exact(&mut *key),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => Err(e),
+    };
+    read.map_err(|source| SecretError::File { path, source })?;
+    Ok(Some(DataKeys::derive(GENERATION, &key)))
 }
 
 #[cfg(test)]
@@ -90,6 +120,24 @@ mod tests {
         assert!(again.open_sealed("b", &sealed).is_none());
         let metadata = std::fs::metadata(home.path().join(KEY_FILE)).unwrap();
         assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn hosts_of_a_fleet_share_a_key_and_read_their_former_texts() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let former = HostKey::open(one.path())
+            .unwrap()
+            .seal("a", b"old")
+            .unwrap();
+        let [first, second] = [&one, &two].map(|home| {
+            let key = HostKey::of_fleet(&[7; 32], home.path());
+            key.unwrap()
+        });
+        let sealed = first.seal("a", b"value").unwrap();
+        assert_eq!(&**second.open_sealed("a", &sealed).unwrap(), b"value");
+        assert_eq!(&**first.open_sealed("a", &former).unwrap(), b"old");
+        assert!(second.open_sealed("a", &former).is_none());
+        assert!(!two.path().join(KEY_FILE).exists());
     }
 
     #[test]

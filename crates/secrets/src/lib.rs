@@ -2,13 +2,16 @@
 //! added to requests of sandboxes, by rules that name the secret.
 //!
 //! [`Secrets`] stores them in `<home>/secrets.db`, encrypted with the key of the host
-//! ([`HostKey`]). [`HeaderTemplate`] is the value of a header that refers to secrets.
+//! ([`HostKey`]), or uses secrets that several hosts share ([`SharedSecrets`]). [`HeaderTemplate`]
+//! is the value of a header that refers to secrets.
 
+mod database;
 mod error;
 mod header_template;
 mod host_key;
 mod secret;
 mod secrets;
+mod shared;
 
 pub use error::SecretError;
 pub use header_template::{HeaderTemplate, TemplateError};
@@ -18,3 +21,4 @@ pub use secret::{
     MAX_SECRET_NAME, MAX_SECRET_VALUE, MAX_SECRETS, NewSecret, Secret,
 };
 pub use secrets::Secrets;
+pub use shared::{SealedValue, SharedSecrets, StoredSecret};

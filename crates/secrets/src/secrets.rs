@@ -1,56 +1,30 @@
-//! [`Secrets`]: the secrets of all API keys of one host, in `<home>/secrets.db`, encrypted.
+//! [`Secrets`]: the secrets of all API keys, encrypted. The secrets of one host are in
+//! `<home>/secrets.db`. The hosts of a fleet share their secrets.
 
+use crate::database::Database;
 use crate::host_key::HostKey;
 use crate::secret::{ID_PREFIX, MAX_SECRETS, check_metadata, check_value, checked_name};
+use crate::shared::{SharedSecrets, StoredSecret};
 use crate::{NewSecret, Secret, SecretError};
-use jiffy_database::{DURABLE, Schema, open};
 use jiffy_engine_api::{new_id, now_ms};
-use parking_lot::Mutex;
-use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-/// Schema. The owner is the id of an API key; empty for the owner of the host.
-const SCHEMA: Schema = Schema {
-    version: 1,
-    tables: "
-    CREATE TABLE secrets (
-        id TEXT PRIMARY KEY,
-        owner TEXT NOT NULL,
-        name TEXT NOT NULL,
-        version INTEGER NOT NULL,
-        value BLOB NOT NULL,
-        metadata TEXT NOT NULL,
-        created_ms INTEGER NOT NULL,
-        updated_ms INTEGER NOT NULL,
-        UNIQUE (owner, name)
-    ) STRICT;
-",
-};
-/// Columns that [`secret`] reads by position.
-const COLUMNS: &str = "id, name, version, metadata, created_ms, updated_ms";
-
-/// Secrets of one host. Clones share the database. All methods block.
+/// Secrets of one host, or of a fleet. Clones share the storage. Methods that change secrets block,
+/// and so do all methods on one host.
 #[derive(Debug, Clone)]
 pub struct Secrets {
     key: HostKey,
-    path: PathBuf,
-    connection: Arc<Mutex<Connection>>,
+    storage: Storage,
 }
 
-fn secret(row: &Row<'_>) -> rusqlite::Result<Secret> {
-    let metadata: String = row.get(3)?;
-    Ok(Secret {
-        id: row.get(0)?,
-        name: row.get(1)?,
-        version: row.get(2)?,
-        // This program wrote the text.
-        metadata: serde_json::from_str(&metadata).unwrap_or_default(),
-        created_ms: row.get(4)?,
-        updated_ms: row.get(5)?,
-    })
+/// Place in which the secrets are stored.
+#[derive(Debug, Clone)]
+enum Storage {
+    Database(Arc<Database>),
+    Shared(Arc<dyn SharedSecrets>),
 }
 
 /// Returns the context of an encrypted value: it cannot be moved to another owner or secret, and
@@ -59,29 +33,23 @@ fn context(owner: &str, id: &str, version: u64) -> String {
     format!("secret {owner} {id} {version}")
 }
 
-fn text(metadata: &BTreeMap<String, String>) -> String {
-    // A map of texts can always be encoded.
-    serde_json::to_string(metadata).unwrap_or_default()
-}
-
 impl Secrets {
     /// Opens or creates the secrets of the data directory `home`.
     pub fn open(home: &Path) -> Result<Self, SecretError> {
         let key = HostKey::open(home)?;
-        let path = home.join("secrets.db");
-        let connection = open(&path, &SCHEMA, DURABLE)?;
-        let connection = Arc::new(Mutex::new(connection));
+        let database = Database::open(home)?;
         Ok(Self {
             key,
-            path,
-            connection,
+            storage: Storage::Database(Arc::new(database)),
         })
     }
 
-    fn failed(&self) -> impl Fn(rusqlite::Error) -> SecretError + '_ {
-        |source| SecretError::Database {
-            path: self.path.clone(),
-            source,
+    /// Uses the secrets of a fleet. `key` is a key of the fleet.
+    #[must_use]
+    pub fn shared(key: HostKey, secrets: Arc<dyn SharedSecrets>) -> Self {
+        Self {
+            key,
+            storage: Storage::Shared(secrets),
         }
     }
 
@@ -97,7 +65,7 @@ impl Secrets {
         check_value(&new.value)?;
         check_metadata(&new.metadata)?;
         let now = now_ms();
-        let created = Secret {
+        let secret = Secret {
             id: format!("{ID_PREFIX}{}", new_id()?),
             name,
             version: 1,
@@ -105,42 +73,27 @@ impl Secrets {
             created_ms: now,
             updated_ms: now,
         };
-        let value = self
-            .key
-            .seal(&context(owner, &created.id, 1), new.value.as_bytes())?;
-        let failed = self.failed();
-        let mut connection = self.connection.lock();
-        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
-        let tx = tx.map_err(&failed)?;
-        // Number of secrets of the owner, and whether one of them has this name.
-        let (count, exists): (usize, bool) = tx
-            .query_row(
-                "SELECT count(*), coalesce(max(name = ?2), 0) FROM secrets WHERE owner = ?1",
-                params![owner, created.name],
-                |row| Ok((row.get(0)?, row.get(1)?)),
-            )
-            .map_err(&failed)?;
-        if exists {
-            return Err(SecretError::Exists(created.name));
+        let context = context(owner, &secret.id, secret.version);
+        let value = self.key.seal(&context, new.value.as_bytes())?;
+        let created = StoredSecret {
+            owner: owner.to_owned(),
+            secret,
+            value,
+        };
+        match &self.storage {
+            Storage::Database(database) => database.create(&created)?,
+            Storage::Shared(shared) => {
+                let existing = shared.of_owner(owner)?;
+                if existing.iter().any(|s| s.name == created.secret.name) {
+                    return Err(SecretError::Exists(created.secret.name));
+                }
+                if existing.len() >= MAX_SECRETS {
+                    return Err(SecretError::Full);
+                }
+                shared.create(created.clone())?;
+            }
         }
-        if count >= MAX_SECRETS {
-            return Err(SecretError::Full);
-        }
-        tx.execute(
-            "INSERT INTO secrets (id, owner, name, version, value, metadata, created_ms, updated_ms)
-                VALUES (?1, ?2, ?3, 1, ?4, ?5, ?6, ?6)",
-            params![
-                created.id,
-                owner,
-                created.name,
-                value,
-                text(&created.metadata),
-                now
-            ],
-        )
-        .map_err(&failed)?;
-        tx.commit().map_err(&failed)?;
-        Ok(created)
+        Ok(created.secret)
     }
 
     /// Replaces the value of a secret of `owner`, and the metadata if given. `which` is an id or a
@@ -154,43 +107,41 @@ impl Secrets {
     ) -> Result<Secret, SecretError> {
         check_value(value)?;
         metadata.map(check_metadata).transpose()?;
-        let failed = self.failed();
-        let mut connection = self.connection.lock();
-        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
-        let tx = tx.map_err(&failed)?;
-        let mut changed = find(&tx, owner, which)
-            .map_err(&failed)?
-            .ok_or_else(|| unknown(which))?;
-        changed.version = changed.version.saturating_add(1);
-        // The time of the last change never decreases, also if the clock was set back.
-        changed.updated_ms = now_ms().max(changed.updated_ms);
-        if let Some(metadata) = metadata {
-            changed.metadata.clone_from(metadata);
+        let change = |secret: &mut Secret| {
+            secret.version = secret.version.saturating_add(1);
+            // The time of the last change never decreases, also if the clock was set back.
+            secret.updated_ms = now_ms().max(secret.updated_ms);
+            if let Some(metadata) = metadata {
+                secret.metadata.clone_from(metadata);
+            }
+            let context = context(owner, &secret.id, secret.version);
+            self.key.seal(&context, value.as_bytes())
+        };
+        match &self.storage {
+            Storage::Database(database) => database.update(owner, which, change),
+            Storage::Shared(shared) => {
+                let mut secret = self.get(owner, which)?;
+                let value = change(&mut secret)?;
+                shared.replace(StoredSecret {
+                    owner: owner.to_owned(),
+                    secret: secret.clone(),
+                    value,
+                })?;
+                Ok(secret)
+            }
         }
-        let sealed = self.key.seal(
-            &context(owner, &changed.id, changed.version),
-            value.as_bytes(),
-        )?;
-        tx.execute(
-            "UPDATE secrets SET version = ?2, value = ?3, metadata = ?4, updated_ms = ?5
-                WHERE id = ?1",
-            params![
-                changed.id,
-                changed.version,
-                sealed,
-                text(&changed.metadata),
-                changed.updated_ms
-            ],
-        )
-        .map_err(&failed)?;
-        tx.commit().map_err(&failed)?;
-        Ok(changed)
     }
 
     /// Returns a secret of `owner`. `which` is an id or a name.
     pub fn get(&self, owner: &str, which: &str) -> Result<Secret, SecretError> {
-        let connection = self.connection.lock();
-        let found = find(&connection, owner, which).map_err(self.failed())?;
+        let found = match &self.storage {
+            Storage::Database(database) => database.get(owner, which)?,
+            Storage::Shared(shared) => {
+                let which = which.to_ascii_lowercase();
+                let mut all = shared.of_owner(owner)?.into_iter();
+                all.find(|secret| secret.id == which || secret.name == which)
+            }
+        };
         found.ok_or_else(|| unknown(which))
     }
 
@@ -202,60 +153,57 @@ impl Secrets {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<Secret>, SecretError> {
-        let connection = self.connection.lock();
-        let select = || {
-            let mut statement = connection.prepare_cached(&format!(
-                "SELECT {COLUMNS} FROM secrets WHERE owner = ?1 AND name > ?2 ORDER BY name LIMIT ?3"
-            ))?;
-            let all =
-                statement.query_map(params![owner, after.unwrap_or_default(), limit], secret)?;
-            all.collect::<rusqlite::Result<Vec<Secret>>>()
-        };
-        select().map_err(self.failed())
+        let after = after.unwrap_or_default();
+        match &self.storage {
+            Storage::Database(database) => database.list(owner, after, limit),
+            Storage::Shared(shared) => {
+                let mut all = shared.of_owner(owner)?;
+                all.retain(|secret| secret.name.as_str() > after);
+                all.sort_by(|a, b| a.name.cmp(&b.name));
+                all.truncate(limit);
+                Ok(all)
+            }
+        }
     }
 
     /// Removes a secret of `owner`. `which` is an id or a name. Returns the removed secret.
     pub fn remove(&self, owner: &str, which: &str) -> Result<Secret, SecretError> {
-        let failed = self.failed();
-        let mut connection = self.connection.lock();
-        let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
-        let tx = tx.map_err(&failed)?;
-        let removed = find(&tx, owner, which)
-            .map_err(&failed)?
-            .ok_or_else(|| unknown(which))?;
-        tx.execute("DELETE FROM secrets WHERE id = ?1", params![removed.id])
-            .map_err(&failed)?;
-        tx.commit().map_err(&failed)?;
-        Ok(removed)
+        match &self.storage {
+            Storage::Database(database) => {
+                let removed = database.remove(owner, which)?;
+                removed.ok_or_else(|| unknown(which))
+            }
+            Storage::Shared(shared) => {
+                let secret = self.get(owner, which)?;
+                shared.remove(vec![secret.id.clone()])?;
+                Ok(secret)
+            }
+        }
     }
 
     /// Removes all secrets of `owner`. Returns them.
     pub fn remove_all(&self, owner: &str) -> Result<Vec<Secret>, SecretError> {
-        let connection = self.connection.lock();
-        let delete = || {
-            let statement = format!("DELETE FROM secrets WHERE owner = ?1 RETURNING {COLUMNS}");
-            let mut statement = connection.prepare_cached(&statement)?;
-            let all = statement.query_map(params![owner], secret)?;
-            all.collect::<rusqlite::Result<Vec<Secret>>>()
-        };
-        delete().map_err(self.failed())
+        match &self.storage {
+            Storage::Database(database) => database.remove_all(owner),
+            Storage::Shared(shared) => {
+                let all = shared.of_owner(owner)?;
+                if !all.is_empty() {
+                    shared.remove(all.iter().map(|secret| secret.id.clone()).collect())?;
+                }
+                Ok(all)
+            }
+        }
     }
 
     /// Returns the value of the secret of `owner` with this name. `None` if the secret does not
     /// exist.
     pub fn value(&self, owner: &str, name: &str) -> Result<Option<Zeroizing<String>>, SecretError> {
         let name = name.to_ascii_lowercase();
-        let row = self
-            .connection
-            .lock()
-            .query_row(
-                "SELECT id, version, value FROM secrets WHERE owner = ?1 AND name = ?2",
-                params![owner, name],
-                |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
-            )
-            .optional()
-            .map_err(self.failed())?;
-        let Some((id, version, sealed)): Option<(String, u64, Vec<u8>)> = row else {
+        let stored = match &self.storage {
+            Storage::Database(database) => database.value(owner, &name)?,
+            Storage::Shared(shared) => shared.value(owner, &name)?,
+        };
+        let Some((id, version, sealed)) = stored else {
             return Ok(None);
         };
         let plain = self.key.open_sealed(&context(owner, &id, version), &sealed);
@@ -267,21 +215,9 @@ impl Secrets {
     }
 }
 
-fn unknown(which: &str) -> SecretError {
+pub(crate) fn unknown(which: &str) -> SecretError {
     let shown: String = which.chars().take(crate::MAX_SECRET_NAME).collect();
     SecretError::Unknown(shown.escape_debug().to_string())
-}
-
-/// Finds a secret of `owner` by id or name.
-fn find(connection: &Connection, owner: &str, which: &str) -> rusqlite::Result<Option<Secret>> {
-    // Ids contain lower-case letters only, so that both forms can be compared in lower case.
-    let which = which.to_ascii_lowercase();
-    let mut statement = connection.prepare_cached(&format!(
-        "SELECT {COLUMNS} FROM secrets WHERE owner = ?1 AND (id = ?2 OR name = ?2)"
-    ))?;
-    statement
-        .query_row(params![owner, which], secret)
-        .optional()
 }
 
 #[cfg(test)]
@@ -339,7 +275,8 @@ mod tests {
         }
         let exchange = "UPDATE secrets SET value = (SELECT value FROM secrets WHERE name = 'one')
             WHERE name = 'two'";
-        secrets.connection.lock().execute(exchange, []).unwrap();
+        let file = rusqlite::Connection::open(home.path().join("secrets.db")).unwrap();
+        file.execute(exchange, []).unwrap();
         assert!(matches!(
             secrets.value("b", "two"),
             Err(SecretError::Sealed(_))

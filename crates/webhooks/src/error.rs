@@ -49,4 +49,15 @@ pub enum WebhookError {
     /// The owner has no such webhook.
     #[error("webhook `{0}` does not exist: list the webhooks of this key")]
     Unknown(String),
+    /// Another caller has changed the webhook at the same time.
+    #[error("webhook `{0}` was changed at the same time: try again")]
+    Changed(String),
+    /// The hosts that share the webhooks cannot read or change them.
+    #[error("{reason}")]
+    Shared {
+        /// Reason.
+        reason: String,
+        /// True if the call may succeed later.
+        is_temporary: bool,
+    },
 }

@@ -56,6 +56,22 @@ pub struct WebhookUpdate {
     pub secret: Option<Zeroizing<String>>,
 }
 
+impl WebhookUpdate {
+    /// Changes a webhook. `events` are the checked types of events.
+    pub(crate) fn apply(&self, webhook: &mut Webhook, events: Option<Vec<LifecycleEventType>>) {
+        if let Some(name) = &self.name {
+            webhook.name.clone_from(name);
+        }
+        if let Some(url) = &self.url {
+            webhook.url.clone_from(url);
+        }
+        if let Some(events) = events {
+            webhook.events = events;
+        }
+        webhook.is_enabled = self.is_enabled.unwrap_or(webhook.is_enabled);
+    }
+}
+
 pub(crate) fn check_name(name: &str) -> Result<(), WebhookError> {
     let is_name = (1..=MAX_WEBHOOK_NAME).contains(&name.chars().count())
         && !name.chars().any(char::is_control);

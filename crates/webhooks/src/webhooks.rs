@@ -1,16 +1,18 @@
-//! [`Webhooks`]: the webhooks of one host.
+//! [`Webhooks`]: the webhooks of one host, or of a fleet of hosts.
 //!
 //! A *delivery* is an event that must be sent to the URL of a webhook. It is repeated for 24 hours.
 
 mod deliveries;
 mod queue;
 mod sender;
+mod sync;
 
 pub use deliveries::{Delivery, DeliveryState};
 pub use queue::EventForm;
 
 use crate::WebhookError;
 use crate::database::Database;
+use crate::shared::{SharedWebhooks, StoredWebhook};
 use crate::webhook::{
     MAX_WEBHOOKS, NewWebhook, Webhook, WebhookUpdate, check_name, check_secret, check_url,
     checked_events,
@@ -18,6 +20,7 @@ use crate::webhook::{
 use jiffy_api_types::LifecycleEventType;
 use jiffy_engine_api::{new_id, now_ms};
 use jiffy_secrets::HostKey;
+use parking_lot::Mutex;
 use rusqlite::{OptionalExtension, Row, TransactionBehavior, params};
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +31,8 @@ use zeroize::Zeroizing;
 /// Columns that [`webhook`] reads by position.
 const COLUMNS: &str = "id, name, url, enabled, events, created_ms, dropped";
 
-/// Webhooks of one host. Clones share the database. Methods that are not `async` block.
+/// Webhooks of one host or of a fleet. Clones share the database. Methods that are not `async`
+/// block.
 #[derive(Debug, Clone)]
 pub struct Webhooks(pub(crate) Arc<Shared>);
 
@@ -41,6 +45,18 @@ pub(crate) struct Shared {
     pub changes: AtomicU64,
     /// Notified when deliveries were queued, or can be sent again.
     pub queued: Notify,
+    /// Webhooks of a fleet, which are copied to the database. `None` for one host.
+    pub fleet: Option<FleetState>,
+}
+
+/// Webhooks of a fleet.
+#[derive(Debug)]
+pub(crate) struct FleetState {
+    pub webhooks: Arc<dyn SharedWebhooks>,
+    /// Number of this host, which is part of the ids of its deliveries.
+    pub host: u32,
+    /// Number of the webhooks that were copied last.
+    pub copied: Mutex<u64>,
 }
 
 /// Webhook whose events are queued.
@@ -96,11 +112,33 @@ fn context(id: &str) -> String {
 impl Webhooks {
     /// Opens or creates the webhooks of the data directory `home`.
     pub fn open(home: &Path) -> Result<Self, WebhookError> {
+        Self::with(home, HostKey::open(home)?, None)
+    }
+
+    /// Uses the webhooks of a fleet. `key` is a key of the fleet, and `host` the number of this
+    /// host. The database contains a copy, and the deliveries of this host.
+    pub fn shared(
+        home: &Path,
+        key: HostKey,
+        host: u32,
+        webhooks: Arc<dyn SharedWebhooks>,
+    ) -> Result<Self, WebhookError> {
+        let copied = Mutex::new(0);
+        let fleet = FleetState {
+            webhooks,
+            host,
+            copied,
+        };
+        Self::with(home, key, Some(fleet))
+    }
+
+    fn with(home: &Path, key: HostKey, fleet: Option<FleetState>) -> Result<Self, WebhookError> {
         Ok(Self(Arc::new(Shared {
             database: Database::open(home)?,
-            key: HostKey::open(home)?,
+            key,
             changes: AtomicU64::new(0),
             queued: Notify::new(),
+            fleet,
         })))
     }
 
@@ -125,6 +163,15 @@ impl Webhooks {
             dropped: 0,
         };
         let secret = (self.0.key).seal(&context(&created.id), new.secret.as_bytes())?;
+        if self.0.fleet.is_some() {
+            return self.create_shared(StoredWebhook {
+                owner: owner.to_owned(),
+                webhook: created,
+                secret,
+                since_us: newest_us,
+                version: 1,
+            });
+        }
         let failed = |e| self.0.database.failed(e);
         let mut connection = self.0.database.lock();
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
@@ -175,6 +222,9 @@ impl Webhooks {
         let secret = update.secret.as_ref();
         secret.map(|secret| check_secret(secret)).transpose()?;
         let events = update.events.as_deref().map(checked_events).transpose()?;
+        if let Some(fleet) = &self.0.fleet {
+            return self.update_shared(fleet, owner, id, (update, events), newest_us);
+        }
         let failed = |e| self.0.database.failed(e);
         let mut connection = self.0.database.lock();
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
@@ -183,16 +233,7 @@ impl Webhooks {
             .map_err(failed)?
             .ok_or_else(|| unknown(id))?;
         let was_enabled = changed.is_enabled;
-        if let Some(name) = &update.name {
-            changed.name.clone_from(name);
-        }
-        if let Some(url) = &update.url {
-            changed.url.clone_from(url);
-        }
-        if let Some(events) = events {
-            changed.events = events;
-        }
-        changed.is_enabled = update.is_enabled.unwrap_or(was_enabled);
+        update.apply(&mut changed, events);
         tx.execute(
             "UPDATE webhooks SET name = ?2, url = ?3, enabled = ?4, events = ?5 WHERE id = ?1",
             params![
@@ -224,6 +265,7 @@ impl Webhooks {
 
     /// Returns a webhook of `owner`.
     pub fn get(&self, owner: &str, id: &str) -> Result<Webhook, WebhookError> {
+        self.copy_changed()?;
         let found = find(&self.0.database.lock(), owner, id);
         let found = found.map_err(|e| self.0.database.failed(e))?;
         found.ok_or_else(|| unknown(id))
@@ -231,6 +273,7 @@ impl Webhooks {
 
     /// Returns the webhooks of `owner` in the order of their creation.
     pub fn list(&self, owner: &str) -> Result<Vec<Webhook>, WebhookError> {
+        self.copy_changed()?;
         let connection = self.0.database.lock();
         let select = || {
             let mut statement = connection.prepare_cached(&format!(
@@ -244,6 +287,10 @@ impl Webhooks {
 
     /// Removes a webhook of `owner` and its deliveries.
     pub fn remove(&self, owner: &str, id: &str) -> Result<(), WebhookError> {
+        if let Some(fleet) = &self.0.fleet {
+            self.get(owner, id)?;
+            return self.remove_shared(fleet, vec![id.to_owned()]);
+        }
         let statement = "DELETE FROM webhooks WHERE owner = ?1 AND id = ?2";
         let removed = (self.0.database.lock()).execute(statement, params![owner, id]);
         let removed = removed.map_err(|e| self.0.database.failed(e))?;
@@ -253,6 +300,10 @@ impl Webhooks {
 
     /// Removes all webhooks of `owner` and their deliveries.
     pub fn remove_all(&self, owner: &str) -> Result<(), WebhookError> {
+        if let Some(fleet) = &self.0.fleet {
+            let all = self.list(owner)?.into_iter();
+            return self.remove_shared(fleet, all.map(|webhook| webhook.id).collect());
+        }
         let statement = "DELETE FROM webhooks WHERE owner = ?1";
         let removed = (self.0.database.lock()).execute(statement, params![owner]);
         removed.map_err(|e| self.0.database.failed(e))?;

@@ -5,15 +5,17 @@
 
 use jiffy_api_types::{EventType, LifecycleEvent, LifecycleEventType, Moment};
 use jiffy_event_log::{EntryId, Event, EventFeed};
+use jiffy_secrets::HostKey;
 use jiffy_webhooks::{
-    Connect, Connecting, Connection, DeliveryState, NewWebhook, WebhookError, WebhookUpdate,
-    Webhooks,
+    Connect, Connecting, Connection, DeliveryState, NewWebhook, SharedWebhooks, StoredWebhook,
+    WebhookError, WebhookUpdate, Webhooks,
 };
+use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
@@ -311,4 +313,128 @@ fn webhooks_belong_to_one_owner_and_are_limited() {
         let has_secret = bytes.windows(SECRET.len()).any(|b| b == SECRET.as_bytes());
         assert!(!has_secret);
     }
+}
+
+/// Webhooks of a fleet, in the memory of this process.
+#[derive(Debug)]
+struct TestFleet {
+    all: Mutex<Vec<StoredWebhook>>,
+    number: watch::Sender<u64>,
+}
+
+impl TestFleet {
+    fn change(&self, change: impl FnOnce(&mut Vec<StoredWebhook>)) {
+        change(&mut self.all.lock());
+        self.number.send_modify(|number| *number += 1);
+    }
+
+    /// Starts the webhooks of a host.
+    fn start(self: &Arc<Self>, home: &Path, feed: &EventFeed) -> (Webhooks, JoinHandle<()>) {
+        let key = HostKey::of_fleet(&[7; 32], home).unwrap();
+        let webhooks = Webhooks::shared(home, key, 3, self.clone()).unwrap();
+        let run = webhooks.clone().run(feed.clone(), form, Arc::new(Loopback));
+        (webhooks, tokio::spawn(run))
+    }
+}
+
+impl SharedWebhooks for TestFleet {
+    fn all(&self) -> Result<Vec<StoredWebhook>, WebhookError> {
+        Ok(self.all.lock().clone())
+    }
+
+    fn number(&self) -> watch::Receiver<u64> {
+        self.number.subscribe()
+    }
+
+    fn create(&self, created: StoredWebhook) -> Result<(), WebhookError> {
+        self.change(|all| all.push(created));
+        Ok(())
+    }
+
+    fn replace(&self, changed: StoredWebhook) -> Result<(), WebhookError> {
+        self.change(|all| {
+            all.retain(|other| other.webhook.id != changed.webhook.id);
+            all.push(changed);
+        });
+        Ok(())
+    }
+
+    fn remove(&self, ids: Vec<String>) -> Result<(), WebhookError> {
+        self.change(|all| all.retain(|other| !ids.contains(&other.webhook.id)));
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_of_a_fleet_receives_the_events_of_all_hosts() {
+    let homes = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let feeds = [EventFeed::in_memory(), EventFeed::in_memory()];
+    let (port, mut received) = server().await;
+    let fleet = Arc::new(TestFleet {
+        all: Mutex::default(),
+        number: watch::Sender::new(1),
+    });
+    let (one, first) = fleet.start(homes[0].path(), &feeds[0]);
+    let (two, second) = fleet.start(homes[1].path(), &feeds[1]);
+    feeds[1].append(event(EventType::SandboxReady, OWNER, "before"));
+    let created = one.create(OWNER, &new(port), newest(&feeds[0])).unwrap();
+    // Events on the other host directly after the answer belong to the webhook.
+    feeds[1].append(event(EventType::SandboxReady, OWNER, "b"));
+    let request = received.recv().await.unwrap();
+    assert_eq!(request.sandbox(), "b");
+    assert_eq!(request.header("e2b-webhook-id"), created.id);
+    request.answer(500);
+    let failed = loop {
+        let found = two.deliveries(OWNER, &created.id, None, None, 10);
+        match found.unwrap().pop() {
+            Some(found) if found.attempts > 0 => break found,
+            _ => tokio::task::yield_now().await,
+        }
+    };
+    // The ids of all hosts are in the order of time.
+    assert_eq!(failed.id / 2048, failed.created_ms);
+    assert!(
+        one.deliveries(OWNER, &created.id, None, None, 10)
+            .unwrap()
+            .is_empty()
+    );
+    // The delivery is sent again while the webhook is enabled.
+    let again = received.recv().await.unwrap();
+    let id = format!("{}-1", failed.id);
+    assert_eq!(again.header("e2b-delivery-id"), id);
+    again.answer(200);
+    loop {
+        let found = two.deliveries(OWNER, &created.id, None, None, 10);
+        match found.unwrap().pop() {
+            None => break,
+            Some(found) => assert_eq!(found.attempts, 1, "{found:?}"),
+        }
+        tokio::task::yield_now().await;
+    }
+    let update = WebhookUpdate {
+        is_enabled: Some(false),
+        ..WebhookUpdate::default()
+    };
+    two.update(OWNER, &created.id, &update, 0).unwrap();
+    assert!(!one.get(OWNER, &created.id).unwrap().is_enabled);
+    feeds[0].append(event(EventType::SandboxReady, OWNER, "while-disabled"));
+    one.remove(OWNER, &created.id).unwrap();
+    assert!(two.list(OWNER).unwrap().is_empty());
+    let another = two.create(OWNER, &new(port), 0).unwrap();
+    feeds[0].append(event(EventType::SandboxReady, OWNER, "a"));
+    let request = received.recv().await.unwrap();
+    assert_eq!(request.sandbox(), "a", "{}", request.head);
+    assert_eq!(request.header("e2b-webhook-id"), another.id);
+    request.answer(200);
+    first.abort();
+    second.abort();
+    // Until a host knows the webhooks of its fleet, the former copy remains.
+    drop(two);
+    let unknown = Arc::new(TestFleet {
+        all: Mutex::default(),
+        number: watch::Sender::new(0),
+    });
+    let (two, second) = unknown.start(homes[1].path(), &feeds[1]);
+    assert_eq!(two.list(OWNER).unwrap(), [another]);
+    second.abort();
 }

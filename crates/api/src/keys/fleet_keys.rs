@@ -10,6 +10,7 @@ use super::{
     Key, KeyError, KeyStatus, LimitChanges, Limits, NewKey, Revocation, Scope, Verdict, hash,
     new_secret, select,
 };
+use crate::fleet::TableChanges;
 use jiffy_api_types::SnapshotAck;
 use jiffy_engine_api::now_ms;
 use jiffy_fleet::tables::{Action, Changed, TableError, Tables};
@@ -20,17 +21,15 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::{Handle, RuntimeFlavor};
 
 /// Keys of a fleet.
 #[derive(Debug)]
 pub(super) struct FleetKeys {
-    tables: Tables,
+    changes: TableChanges,
     /// File with the secret of a key of the host's owner.
     local: PathBuf,
-    runtime: Handle,
     /// Time of the last use of each key on this host.
     uses: Mutex<HashMap<String, u64>>,
     /// Ids of the keys whose resources are to be removed, with the number of the commit of the
@@ -41,22 +40,21 @@ pub(super) struct FleetKeys {
 impl FleetKeys {
     pub fn new(tables: Tables, home: &Path) -> Self {
         Self {
-            tables,
+            changes: TableChanges::new(tables),
             local: home.join("api-key"),
-            runtime: Handle::current(),
             uses: Mutex::default(),
             ended: Mutex::default(),
         }
     }
 
     fn with<T>(&self, id: &str, read: impl FnOnce(&KeyRow) -> T) -> Option<T> {
-        let row = self.tables.row(&RowKey::Key(id.to_owned()))?;
+        let row = self.tables().row(&RowKey::Key(id.to_owned()))?;
         row.as_key().map(read)
     }
 
     /// Returns the row with this current or previous secret, if the secret is valid.
     fn row_of_secret(&self, hash: &[u8; 32]) -> Option<Arc<Row>> {
-        let row = self.tables.key_by_hash(&KeyHash(*hash))?;
+        let row = self.tables().key_by_hash(&KeyHash(*hash))?;
         let key = row.as_key()?;
         let is_current = key.hash.0 == *hash;
         let is_valid = is_current || key.previous_until_ms.is_some_and(|until| until > now_ms());
@@ -75,7 +73,7 @@ impl FleetKeys {
     }
 
     pub fn list(&self) -> Vec<Key> {
-        let rows = self.tables.rows(Table::Keys);
+        let rows = self.tables().rows(Table::Keys);
         let keys = rows.iter().filter_map(|row| row.as_key());
         let mut keys: Vec<Key> = keys.map(|row| self.key_of(row)).collect();
         keys.sort_by(|a, b| (a.created_ms, &a.id).cmp(&(b.created_ms, &b.id)));
@@ -85,14 +83,14 @@ impl FleetKeys {
     /// Returns the key `id` if its current secret has the hash `secret`.
     pub fn current(&self, id: &str, secret: &[u8]) -> Result<Option<Key>, KeyError> {
         // Another host may have revoked the key.
-        self.tables.check_contact()?;
+        self.tables().check_contact()?;
         let key = self.with(id, |row| (row.hash.0 == secret).then(|| self.key_of(row)));
         Ok(key.flatten())
     }
 
     pub fn check(&self, secret: &str, from: Option<IpAddr>) -> Result<Verdict, KeyError> {
         // Another host may have revoked the key.
-        self.tables.check_contact()?;
+        self.tables().check_contact()?;
         let row = self.row_of_secret(&hash(secret));
         let key = row.as_ref().and_then(|row| row.as_key());
         let verdict = key.map_or(Verdict::Unknown, |row| verdict(self.key_of(row), from));
@@ -114,7 +112,7 @@ impl FleetKeys {
     }
 
     pub fn ended(&self) -> Vec<String> {
-        let number = self.tables.number();
+        let number = self.tables().number();
         let mut ended = self.ended.lock();
         if ended.0 != number {
             let is_ended = |row: &KeyRow| row.end_ms.is_some();
@@ -132,7 +130,7 @@ impl FleetKeys {
     }
 
     fn ids(&self, condition: impl Fn(&KeyRow) -> bool) -> impl Iterator<Item = String> {
-        let rows = self.tables.rows(Table::Keys).into_iter();
+        let rows = self.tables().rows(Table::Keys).into_iter();
         rows.filter_map(move |row| {
             let key = row.as_key().filter(|key| condition(key))?;
             Some(key.id.clone())
@@ -207,25 +205,15 @@ impl FleetKeys {
 
     /// Makes a change of the key with this id, and waits for its result.
     fn change(&self, id: &str, action: Action) -> Result<Changed, KeyError> {
-        let (answer, result) = mpsc::sync_channel(1);
-        let tables = self.tables.clone();
-        self.runtime.spawn(async move {
-            // The caller waits until it is answered.
-            let _ = answer.send(tables.change(action).await);
-        });
-        let wait = || result.recv().unwrap_or(Err(TableError::Unsettled));
-        // A worker thread of the runtime passes its other tasks to another thread before it waits.
-        let is_worker = Handle::try_current()
-            .is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
-        let changed = if is_worker {
-            tokio::task::block_in_place(wait)
-        } else {
-            wait()
-        };
+        let changed = self.changes.change(action);
         changed.map_err(|e| match e {
             TableError::Unknown(_) => KeyError::Unknown(id.to_owned()),
             e => KeyError::Fleet(e),
         })
+    }
+
+    fn tables(&self) -> &Tables {
+        &self.changes.tables
     }
 }
 

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-mod fleet;
+pub(crate) mod fleet;
 
 /// Runs a test with the keys of one host, and with the keys of a fleet.
 fn for_both(test: impl Fn(&Path, &Keys)) {

@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::owned_objects::{blocking, for_owner, not_in_a_fleet};
+use crate::owned_objects::{blocking, for_owner};
 use crate::page::Page;
 use crate::query::Query;
 use crate::wire::secret::shown;
@@ -89,10 +89,10 @@ pub(super) async fn remove(
 }
 
 impl App {
-    /// Returns the secrets of this host.
+    /// Returns the secrets of this host, or of its fleet.
     pub(crate) fn secrets(&self) -> Result<&Arc<Secrets>, ApiError> {
         let secrets = self.secrets.as_ref();
-        secrets.ok_or_else(|| not_in_a_fleet("secrets"))
+        secrets.ok_or_else(|| ApiError::unsupported_option("this host stores no secrets"))
     }
 
     /// Calls `work` with the secrets of this host and the owner of the caller's secrets.
@@ -102,7 +102,7 @@ impl App {
         work: impl FnOnce(&Secrets, &str) -> Result<T, SecretError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let secrets = self.secrets()?.clone();
-        for_owner(caller, refused, move |owner| work(&secrets, owner)).await
+        for_owner(caller, ApiError::from, move |owner| work(&secrets, owner)).await
     }
 
     /// Removes the secrets of a revoked key whose resources are removed.
@@ -110,7 +110,7 @@ impl App {
         let (Some(secrets), owner) = (self.secrets.clone(), key.to_owned()) else {
             return Ok(());
         };
-        let removed = blocking(refused, move || secrets.remove_all(&owner)).await?;
+        let removed = blocking(ApiError::from, move || secrets.remove_all(&owner)).await?;
         for secret in removed {
             self.report_object(EventType::SecretDeleted, Some(key.to_owned()), &secret.name);
         }
@@ -118,15 +118,21 @@ impl App {
     }
 }
 
-fn refused(error: SecretError) -> ApiError {
-    let message = error.to_string();
-    match error {
-        SecretError::Name(_) | SecretError::Value | SecretError::Metadata => {
-            ApiError::invalid(message)
+impl From<SecretError> for ApiError {
+    fn from(error: SecretError) -> Self {
+        let message = error.to_string();
+        match error {
+            SecretError::Name(_) | SecretError::Value | SecretError::Metadata => {
+                ApiError::invalid(message)
+            }
+            SecretError::Exists(_) => ApiError::conflict("name_taken", message),
+            SecretError::Changed(_) => ApiError::conflict("refused", message),
+            SecretError::Shared {
+                is_temporary: true, ..
+            } => ApiError::fleet_unavailable(message),
+            SecretError::Full => ApiError::conflict("max_secrets", message),
+            SecretError::Unknown(_) => ApiError::not_found("secret_not_found", message),
+            _ => ApiError::internal(message),
         }
-        SecretError::Exists(_) => ApiError::conflict("name_taken", message),
-        SecretError::Full => ApiError::conflict("max_secrets", message),
-        SecretError::Unknown(_) => ApiError::not_found("secret_not_found", message),
-        _ => ApiError::internal(message),
     }
 }

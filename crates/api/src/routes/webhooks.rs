@@ -1,17 +1,20 @@
 //! Calls on webhooks. A caller sees its own webhooks only, independent of the scope of its key.
 
+use super::events::respond;
 use crate::app::App;
 use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::owned_objects::{blocking, for_owner, not_in_a_fleet};
+use crate::events::credentials;
+use crate::fleet::Forwarded;
+use crate::owned_objects::{blocking, for_owner};
 use crate::page::{unknown_token, with_next};
 use crate::query::Query;
 use crate::wire::webhook::{delivery, shown};
-use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::{HeaderValue, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use axum::response::Response;
+use axum::{Extension, Json};
 use jiffy_api_types::{NewWebhook, Webhook, WebhookDelivery, WebhookDeliveryState, WebhookUpdate};
 use jiffy_webhooks::{DeliveryState, WebhookError, Webhooks};
 use zeroize::Zeroizing;
@@ -93,8 +96,11 @@ pub(super) async fn remove(
 pub(super) async fn deliveries(
     State(app): State<App>,
     caller: Caller,
+    forwarded: Option<Extension<Forwarded>>,
     Path(id): Path<String>,
     query: Query,
+    uri: Uri,
+    headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let state = query.word("state", &WebhookDeliveryState::NAMES)?;
     let state = state.map(|state| match state {
@@ -112,17 +118,27 @@ pub(super) async fn deliveries(
     let mut found = app.on_webhooks(&caller, read).await?;
     let has_more = found.len() > limit;
     found.truncate(limit);
+    let found: Vec<WebhookDelivery> = found.into_iter().filter_map(delivery).collect();
+    let is_part = forwarded.is_some() || query.get("host").is_some();
+    let ((found, has_more), missing) = match &app.fleet {
+        Some(fleet) if !is_part => {
+            let call = (&uri, credentials(&headers));
+            let own = (found, has_more);
+            fleet.webhook_deliveries(&caller, call, own, limit).await
+        }
+        _ => ((found, has_more), Vec::new()),
+    };
     let next = found.last().filter(|_| has_more);
     let next = next.map(|last| HeaderValue::from(last.id));
-    let found: Vec<WebhookDelivery> = found.into_iter().filter_map(delivery).collect();
-    Ok(with_next(Json(found).into_response(), next))
+    let response = respond(Json(found), &query, &missing)?;
+    Ok(with_next(response, next))
 }
 
 impl App {
-    /// Returns the webhooks of this host.
+    /// Returns the webhooks of this host, or of its fleet.
     pub(crate) fn webhooks(&self) -> Result<&Webhooks, ApiError> {
         let webhooks = self.webhooks.as_ref();
-        webhooks.ok_or_else(|| not_in_a_fleet("webhooks"))
+        webhooks.ok_or_else(|| ApiError::unsupported_option("this host stores no webhooks"))
     }
 
     /// Calls `work` with the webhooks of this host, the owner of the caller's webhooks, and the
@@ -156,6 +172,10 @@ fn refused(error: WebhookError) -> ApiError {
         | WebhookError::Secret
         | WebhookError::NoEvents => ApiError::invalid(message),
         WebhookError::Full => ApiError::conflict("max_webhooks", message),
+        WebhookError::Changed(_) => ApiError::conflict("refused", message),
+        WebhookError::Shared {
+            is_temporary: true, ..
+        } => ApiError::fleet_unavailable(message),
         WebhookError::Unknown(_) => ApiError::not_found("webhook_not_found", message),
         _ => ApiError::internal(message),
     }

@@ -1,5 +1,5 @@
-//! Tables that every member holds in memory: API keys and template names. This module has their
-//! format in the records.
+//! Tables that every member holds in memory: API keys, template names, secrets and webhooks. This
+//! module has their format in the records.
 //!
 //! A table is stored in parts. A hash of the row's key selects its part. One more record, the
 //! *index*, lists the last commits of all parts. Only the coordinator writes the tables. A change
@@ -10,6 +10,8 @@
 mod index;
 mod part;
 mod row;
+mod secret_row;
+mod webhook_row;
 
 pub use index::{MAX_PENDING_BYTES, TableIndex};
 pub use part::{MAX_PART_ROWS_BYTES, TablePart};
@@ -17,6 +19,8 @@ pub use row::{
     KeyHash, KeyLimits, KeyRow, KeyScope, KeySnapshotAck, MAX_IMPORT_ROWS, RequestId, Row,
     RowContent, RowKey, TemplateRow,
 };
+pub use secret_row::{MAX_OWNER_SECRETS, SecretRow};
+pub use webhook_row::{MAX_OWNER_WEBHOOKS, WebhookRow};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -34,11 +38,15 @@ pub enum Table {
     Keys,
     /// Names and tags of templates.
     Templates,
+    /// Secrets of API keys.
+    Secrets,
+    /// Webhooks of API keys.
+    Webhooks,
 }
 
 impl Table {
     /// All tables.
-    pub const ALL: [Self; 2] = [Self::Keys, Self::Templates];
+    pub const ALL: [Self; 4] = [Self::Keys, Self::Templates, Self::Secrets, Self::Webhooks];
 
     /// Returns the name of the table in the keys of its records.
     #[must_use]
@@ -46,6 +54,8 @@ impl Table {
         match self {
             Self::Keys => "keys",
             Self::Templates => "templates",
+            Self::Secrets => "secrets",
+            Self::Webhooks => "webhooks",
         }
     }
 
@@ -55,6 +65,8 @@ impl Table {
         match self {
             Self::Keys => 0,
             Self::Templates => 1,
+            Self::Secrets => 2,
+            Self::Webhooks => 3,
         }
     }
 }

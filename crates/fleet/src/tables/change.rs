@@ -1,11 +1,13 @@
-//! Changes of the tables (API keys, template names), and their validation by the writer, the only
-//! member that commits them.
+//! Changes of the tables (API keys, template names, secrets, webhooks), and their validation by the
+//! writer, the only member that commits them.
+
+mod owned;
 
 use super::TableError;
 use super::state::{State, encoded_bytes};
 use jiffy_fleet_core::record::{
     KeyHash, KeyLimits, KeyRow, MAX_IMPORT_ROWS, MAX_PART_ROWS_BYTES, RequestId, Row, RowContent,
-    RowKey, Table, TemplateRow,
+    RowKey, SecretRow, Table, TemplateRow, WebhookRow,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -68,6 +70,18 @@ pub enum Action {
         /// Tag.
         tag: String,
     },
+    /// Creates a secret of an API key.
+    CreateSecret(SecretRow),
+    /// Replaces the value and the metadata of a secret. The version must follow the current one.
+    ReplaceSecret(SecretRow),
+    /// Removes the secrets with these ids that exist.
+    RemoveSecrets(Vec<String>),
+    /// Creates a webhook of an API key.
+    CreateWebhook(WebhookRow),
+    /// Replaces a webhook. The version must follow the current one.
+    ReplaceWebhook(WebhookRow),
+    /// Removes the webhooks with these ids that exist.
+    RemoveWebhooks(Vec<String>),
     /// Adds rows of a host that joins.
     Import(Vec<RowContent>),
 }
@@ -167,6 +181,12 @@ impl<'a> Staged<'a> {
                 let row = self.current(&key).ok_or_else(|| unknown(&key))?;
                 self.put(request, row.content.clone(), true)
             }
+            Action::CreateSecret(row) => self.create_owned(request, RowContent::Secret(row)),
+            Action::ReplaceSecret(row) => self.replace_owned(request, RowContent::Secret(row)),
+            Action::RemoveSecrets(ids) => self.remove_owned(request, ids, RowKey::Secret),
+            Action::CreateWebhook(row) => self.create_owned(request, RowContent::Webhook(row)),
+            Action::ReplaceWebhook(row) => self.replace_owned(request, RowContent::Webhook(row)),
+            Action::RemoveWebhooks(ids) => self.remove_owned(request, ids, RowKey::Webhook),
             Action::Import(rows) => self.import(request, rows),
         }
     }
@@ -238,6 +258,7 @@ impl<'a> Staged<'a> {
                     if let Some(row) = row.as_key() {
                         self.check_secret(&row.hash, &row.id)?;
                     }
+                    self.check_new_owned(&row)?;
                     last = Some(self.put(request, row.content, false)?);
                 }
             }
@@ -327,12 +348,14 @@ fn name_of(key: &RowKey) -> String {
     match key {
         RowKey::Key(id) => format!("key `{id}`"),
         RowKey::Template(_, name, tag) => format!("template `{name}:{tag}`"),
+        RowKey::Secret(id) => format!("secret `{id}`"),
+        RowKey::Webhook(id) => format!("webhook `{id}`"),
     }
 }
 
 fn unknown(key: &RowKey) -> TableError {
     TableError::Unknown(match key {
         RowKey::Key(id) => format!("key `{id}` does not exist or was revoked"),
-        RowKey::Template(..) => format!("{} does not exist", name_of(key)),
+        _ => format!("{} does not exist", name_of(key)),
     })
 }

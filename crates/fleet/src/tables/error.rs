@@ -40,7 +40,7 @@ pub enum TableError {
     #[error("{0} exists already; use another name or id")]
     Exists(String),
     /// The row has changed since the caller read it.
-    #[error("{0} were changed at the same time; try again")]
+    #[error("{0} changed at the same time; try again")]
     Changed(String),
     /// The change violates a rule.
     #[error("cannot change the tables of the fleet: {0}")]

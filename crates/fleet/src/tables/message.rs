@@ -86,6 +86,7 @@ pub enum TableAnswer {
 pub enum Failure {
     Unknown,
     Exists,
+    Changed,
     Invalid,
     Full,
     NotWriter,
@@ -209,6 +210,7 @@ impl From<&TableError> for TableAnswer {
         let (kind, message) = match error {
             TableError::Unknown(message) => (Failure::Unknown, message.clone()),
             TableError::Exists(what) => (Failure::Exists, what.clone()),
+            TableError::Changed(what) => (Failure::Changed, what.clone()),
             TableError::Invalid(message) => (Failure::Invalid, message.clone()),
             TableError::Full(what) => (Failure::Full, what.clone()),
             TableError::NotWriter(_) | TableError::NoWriter => (Failure::NotWriter, String::new()),
@@ -224,6 +226,7 @@ pub(super) fn error_of(member: MemberId, kind: Failure, message: String) -> Tabl
     match kind {
         Failure::Unknown => TableError::Unknown(message),
         Failure::Exists => TableError::Exists(message),
+        Failure::Changed => TableError::Changed(message),
         Failure::Invalid => TableError::Invalid(message),
         Failure::Full => TableError::Full(message),
         Failure::NotWriter => TableError::NotWriter(member),

@@ -1,5 +1,5 @@
-//! [`State`]: all rows of the tables of a fleet (API keys, names of templates), in the memory of
-//! this member.
+//! [`State`]: all rows of the tables of a fleet (API keys, names of templates, secrets,
+//! webhooks), in the memory of this member.
 //!
 //! Rows are stored in parts, which are records. The index is one more record with the last commits,
 //! whose rows are not in their parts yet. A *fold* moves them there. Rows reach this state from the
@@ -8,7 +8,9 @@
 use super::TableError;
 use crate::RecordError;
 use jiffy_fleet_core::Term;
-use jiffy_fleet_core::record::{KeyHash, Row, RowKey, TABLE_PARTS, Table, TableIndex, TablePart};
+use jiffy_fleet_core::record::{
+    KeyHash, Row, RowKey, SecretRow, TABLE_PARTS, Table, TableIndex, TablePart,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -29,6 +31,9 @@ struct Part {
     bytes: usize,
 }
 
+/// Owner and name of a secret.
+type SecretName = (Option<String>, String);
+
 /// Rows of all tables.
 #[derive(Debug)]
 pub(super) struct State {
@@ -37,9 +42,11 @@ pub(super) struct State {
     /// Term of the coordinator that wrote this commit.
     term: Term,
     /// Parts by [`Table::position`].
-    tables: [Vec<Part>; 2],
+    tables: [Vec<Part>; Table::ALL.len()],
     /// Keys by the hashes of their current and previous secrets.
     by_hash: HashMap<KeyHash, Arc<Row>>,
+    /// Secrets of API keys by owner and name.
+    secrets: HashMap<SecretName, Arc<Row>>,
     /// Number of API keys.
     keys: usize,
 }
@@ -50,8 +57,9 @@ impl Default for State {
         Self {
             number: 0,
             term: Term(0),
-            tables: [parts(), parts()],
+            tables: Table::ALL.map(|_| parts()),
             by_hash: HashMap::new(),
+            secrets: HashMap::new(),
             keys: 0,
         }
     }
@@ -98,6 +106,12 @@ impl State {
     /// Returns the key with this current or previous secret.
     pub fn key_by_hash(&self, hash: &KeyHash) -> Option<&Arc<Row>> {
         self.by_hash.get(hash)
+    }
+
+    /// Returns the secret of an owner with this name.
+    pub fn secret(&self, owner: Option<&str>, name: &str) -> Option<&Arc<Row>> {
+        self.secrets
+            .get(&(owner.map(str::to_owned), name.to_owned()))
     }
 
     pub fn rows(&self, table: Table) -> impl Iterator<Item = &Arc<Row>> {
@@ -202,14 +216,26 @@ impl State {
             }
             self.by_hash.insert(key.hash, row.clone());
         }
+        if let Some(secret) = row.as_secret() {
+            self.secrets.insert(name_of(secret), row.clone());
+        }
         let part = &mut self.tables[table][position];
         part.bytes += bytes as usize;
         let at = at.unwrap_or(part.rows.len());
         part.rows.insert(at, Held { row, bytes });
     }
 
-    /// Removes a row that is no longer current from the number of keys and from the hashes.
+    /// Removes a row that is no longer current from the number of keys, from the hashes and from
+    /// the names of secrets.
     fn forget(&mut self, row: &Row) {
+        if let Some(secret) = row.as_secret() {
+            let name = name_of(secret);
+            let is_own =
+                |held: &Arc<Row>| held.as_secret().is_some_and(|held| held.id == secret.id);
+            if self.secrets.get(&name).is_some_and(is_own) {
+                self.secrets.remove(&name);
+            }
+        }
         let Some(key) = row.as_key() else { return };
         self.keys -= 1;
         for hash in [Some(key.hash), key.previous_hash].into_iter().flatten() {
@@ -219,6 +245,11 @@ impl State {
             }
         }
     }
+}
+
+/// Returns owner and name of a secret.
+fn name_of(secret: &SecretRow) -> SecretName {
+    (secret.owner.clone(), secret.name.clone())
 }
 
 /// Checks that a part contains all commits up to `folded`, the number that the index states for it.

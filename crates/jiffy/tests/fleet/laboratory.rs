@@ -6,6 +6,7 @@
 
 use super::client::Client;
 use super::sink::Sink;
+use crate::site_settings::network::TestAuthority;
 use crate::support::requirements::home;
 use crate::support::{Done, alive, finish, jiffy, wait_for};
 use jiffy_fleet::settings::Settings;
@@ -17,6 +18,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// Maximum time until a state is reached.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -47,13 +49,18 @@ pub struct Laboratory {
     /// Data directory of the front.
     front_home: PathBuf,
     /// Process in the network of the servers.
-    network: u32,
+    pub network: u32,
+    /// Address of the servers, which guests may reach.
+    pub server: String,
     dir: PathBuf,
     /// Key of the tenant.
     pub key: String,
     /// Key of the administrator.
     admin_key: String,
     pub sink: Sink,
+    /// Authority whose certificates all hosts and guests accept.
+    pub authority: TestAuthority,
+    _certificates: TempDir,
 }
 
 /// Returns a program that `scripts/test-servers` builds.
@@ -77,6 +84,10 @@ impl Laboratory {
     /// Starts the fleet. `None` if its servers were not built.
     pub fn start(records: &str) -> Option<Self> {
         let started = Instant::now();
+        let authority = TestAuthority::new("Laboratory CA");
+        let certificates = tempfile::tempdir().unwrap();
+        let certificate = certificates.path().join("ca.pem");
+        std::fs::write(&certificate, &authority.pem).unwrap();
         let mut command = jiffy(&["fleet", "try", "--json", "--records", records]);
         command
             .env("JIFFY_HOME", home())
@@ -85,6 +96,7 @@ impl Laboratory {
             .env("JIFFY_NETWORK", "on")
             // Guests reach the sink.
             .env("JIFFY_ALLOW_PRIVATE", "10.231.77.1/32")
+            .env("JIFFY_GUEST_CA", &certificate)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut trial = command.spawn().unwrap();
@@ -110,10 +122,13 @@ impl Laboratory {
             front: address(&info["front"]["url"]),
             front_home: info["front"]["home"].as_str().unwrap().into(),
             network,
+            server: server.to_owned(),
             dir: info["dir"].as_str().unwrap().into(),
             key: String::new(),
             admin_key: String::new(),
             sink: Sink::start(network, server),
+            authority,
+            _certificates: certificates,
         };
         laboratory.admin_key = laboratory.create_key("admin", "admin");
         laboratory.key = laboratory.create_key("tenant", "create");

@@ -9,5 +9,7 @@ mod etcd_faults;
 mod laboratory;
 mod operations;
 mod sandbox;
+mod secrets;
 mod sink;
 mod store_faults;
+mod webhooks;

@@ -49,11 +49,11 @@ impl TestAuthority {
         (params.signed_by(&key, &self.issuer).unwrap(), key)
     }
 
-    /// Serves HTTPS under these names at a port of the lab's internet.
-    pub fn serve(&self, lab: &Lab, names: &[&str], port: u16) {
+    /// Returns the TLS settings of a server with these names.
+    pub fn server(&self, names: &[&str]) -> ServerConfig {
         let (certificate, key) = self.issue(names);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ServerConfig::builder_with_provider(provider)
+        ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
@@ -61,8 +61,12 @@ impl TestAuthority {
                 vec![certificate.der().clone()],
                 PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
             )
-            .unwrap();
-        let config = Arc::new(config);
+            .unwrap()
+    }
+
+    /// Serves HTTPS under these names at a port of the lab's internet.
+    pub fn serve(&self, lab: &Lab, names: &[&str], port: u16) {
+        let config = Arc::new(self.server(names));
         accept(lab, &format!("{SERVERS}:{port}"), move |stream| {
             let connection = ServerConnection::new(config.clone()).unwrap();
             answer(StreamOwned::new(connection, stream))

@@ -158,6 +158,11 @@ impl Webhooks {
     ) -> Result<(), WebhookError> {
         let failed = |e| self.0.database.failed(e);
         let now = now_ms();
+        let first = self
+            .0
+            .fleet
+            .as_ref()
+            .map_or(0, |fleet| fleet.first_delivery(now));
         let mut connection = self.0.database.lock();
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate);
         let tx = tx.map_err(failed)?;
@@ -173,9 +178,20 @@ impl Webhooks {
                 continue;
             }
             tx.execute(
-                "INSERT INTO deliveries (webhook, sandbox, event, kind, body, created_ms, next_ms)
-                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6)",
-                params![new.webhook, new.sandbox, new.event, new.kind, new.body, now],
+                "INSERT INTO deliveries (id, webhook, sandbox, event, kind, body, created_ms,
+                    next_ms)
+                    VALUES (max(?7, 1 + coalesce(
+                        (SELECT seq FROM sqlite_sequence WHERE name = 'deliveries'), 0)),
+                        ?1, ?2, ?3, ?4, ?5, ?6, ?6)",
+                params![
+                    new.webhook,
+                    new.sandbox,
+                    new.event,
+                    new.kind,
+                    new.body,
+                    now,
+                    first
+                ],
             )
             .map_err(failed)?;
         }

@@ -10,6 +10,7 @@ use jiffy_event_log::{EntryId, Event, EventFeed, EventFilter, Order, PageQuery};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 /// Number of events that are read at once.
@@ -32,6 +33,7 @@ impl Webhooks {
     /// Queues the events of the log. Never returns.
     async fn queue_all(&self, feed: &EventFeed, form: EventForm) {
         let mut newest = feed.subscribe();
+        let mut shared = self.shared_number();
         let mut queue = Queue {
             webhooks: self,
             feed,
@@ -47,11 +49,25 @@ impl Webhooks {
                 sleep(ERROR_DELAY).await;
                 continue;
             }
-            // Fails only without a feed, which does not happen while `feed` exists.
-            if newest.changed().await.is_err() {
-                return;
+            tokio::select! {
+                // Fails only without a feed, which does not happen while `feed` exists.
+                changed = newest.changed() => if changed.is_err() {
+                    return;
+                },
+                () = change_of(&mut shared) => {}
             }
         }
+    }
+}
+
+/// Waits for a change of the webhooks of the fleet. Never returns for one host.
+async fn change_of(number: &mut Option<watch::Receiver<u64>>) {
+    let is_changed = match number {
+        Some(number) => number.changed().await.is_ok(),
+        None => false,
+    };
+    if !is_changed {
+        std::future::pending().await
     }
 }
 
@@ -111,6 +127,10 @@ impl Queue<'_> {
 
     /// Returns the enabled webhooks.
     async fn subscriptions(&mut self) -> Result<Arc<[Subscription]>, WebhookError> {
+        // An event after the creation of a webhook on another host must find this webhook.
+        if self.webhooks.has_outdated_copy() {
+            self.webhooks.blocking(|w| w.copy_changed()).await?;
+        }
         let changes = self.webhooks.0.changes.load(Ordering::SeqCst);
         match &self.subscriptions {
             Some((known, subscriptions)) if *known == changes => Ok(subscriptions.clone()),

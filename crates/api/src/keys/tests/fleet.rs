@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::runtime::Runtime;
+use tokio::runtime::{EnterGuard, Runtime};
 
 const MEMBERS: [MemberId; 2] = [MemberId(1), MemberId(2)];
 
@@ -144,6 +144,16 @@ impl Fleet {
     pub fn other_keys(&self) -> Keys {
         let _guard = self.runtime.enter();
         Keys::of_fleet(self.tables[1].clone(), self.home())
+    }
+
+    /// Returns the tables of both members.
+    pub fn tables(&self) -> [Tables; 2] {
+        [self.tables[0].clone(), self.tables[1].clone()]
+    }
+
+    /// Makes the runtime of the members the runtime of the caller.
+    pub fn enter(&self) -> EnterGuard<'_> {
+        self.runtime.enter()
     }
 
     /// Imports the keys of a host.

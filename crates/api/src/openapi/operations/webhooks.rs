@@ -54,6 +54,7 @@ pub(super) fn webhooks() -> Vec<Operation> {
             json!({ "type": "string", "enum": ["pending", "failed"] }),
         )])
         .paged_by_position(MAX_DELIVERIES, MAX_DELIVERIES)
+        .merged()
         .answers::<Vec<WebhookDelivery>>(200, "Deliveries"),
     ]
 }

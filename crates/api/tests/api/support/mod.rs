@@ -265,7 +265,7 @@ impl Api {
         }
     }
 
-    /// Returns the control plane without secrets, as of a member of a fleet.
+    /// Returns the control plane of a host that stores no secrets.
     pub fn without_secrets(self) -> Self {
         let (keys, host) = (self.keys.clone(), self.host.clone());
         let app = App::new(host, keys, Arc::new(base_templates()), Config::default());

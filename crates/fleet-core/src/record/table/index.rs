@@ -1,5 +1,5 @@
-//! [`TableIndex`]: the record by which changes of the tables (API keys, template names) are
-//! committed.
+//! [`TableIndex`]: the record by which changes of the tables (API keys, template names, secrets,
+//! webhooks) are committed.
 //!
 //! A commit adds changed rows to `pending`, in one conditional replace. Later the writer *folds*
 //! pending rows: it rewrites the parts of the tables to which they belong, and removes them here. A
@@ -30,11 +30,22 @@ pub struct TableIndex {
     pub keys: Vec<u64>,
     /// Number of the last commit that each part of [`Table::Templates`] contains.
     pub templates: Vec<u64>,
+    /// Number of the last commit that each part of [`Table::Secrets`] contains.
+    #[serde(default = "unwritten")]
+    pub secrets: Vec<u64>,
+    /// Number of the last commit that each part of [`Table::Webhooks`] contains.
+    #[serde(default = "unwritten")]
+    pub webhooks: Vec<u64>,
     /// Changed rows that their parts do not contain yet, at most one per key.
     pub pending: Vec<Row>,
     /// Fields of newer formats.
     #[serde(flatten)]
     pub unknown: UnknownFields,
+}
+
+/// Returns the numbers of a table without parts.
+fn unwritten() -> Vec<u64> {
+    vec![0; TABLE_PARTS]
 }
 
 impl TableIndex {
@@ -47,8 +58,10 @@ impl TableIndex {
             number: 1,
             term,
             writer,
-            keys: vec![0; TABLE_PARTS],
-            templates: vec![0; TABLE_PARTS],
+            keys: unwritten(),
+            templates: unwritten(),
+            secrets: unwritten(),
+            webhooks: unwritten(),
             pending: Vec::new(),
             unknown: UnknownFields::new(),
         }
@@ -60,6 +73,8 @@ impl TableIndex {
         match table {
             Table::Keys => &self.keys,
             Table::Templates => &self.templates,
+            Table::Secrets => &self.secrets,
+            Table::Webhooks => &self.webhooks,
         }
     }
 
@@ -70,6 +85,8 @@ impl TableIndex {
         let numbers = match table {
             Table::Keys => &mut self.keys,
             Table::Templates => &mut self.templates,
+            Table::Secrets => &mut self.secrets,
+            Table::Webhooks => &mut self.webhooks,
         };
         if let Some(folded) = numbers.get_mut(usize::from(part)) {
             *folded = number;
@@ -122,7 +139,8 @@ impl Checked for TableIndex {
             (1..u64::MAX).contains(&self.number),
             "`number` is out of range",
         )?;
-        for numbers in [&self.keys, &self.templates] {
+        for table in Table::ALL {
+            let numbers = self.folded(table);
             rule(
                 numbers.len() == TABLE_PARTS && numbers.iter().all(|n| *n <= self.number),
                 "the numbers of the parts are invalid",

@@ -1,13 +1,13 @@
-//! [`Row`]: one API key or one template name in the tables of the fleet, which every member has in
-//! memory. The records that store rows come from other hosts, so each field is checked when it is
-//! read.
+//! [`Row`]: one API key, template name, secret or webhook in the tables of the fleet, which all
+//! members have in memory. The records that store rows come from other hosts, so each field is
+//! checked when it is read.
 //!
 //! A *member* is the daemon of one host of the fleet. A *commit* is one write that changes rows.
 //! The *index* is the record that lists the rows of the last commits, before they are moved to the
 //! other records of their table.
 
 use super::super::{UnknownFields, check_text, rule};
-use super::{TABLE_PARTS, Table};
+use super::{SecretRow, TABLE_PARTS, Table, WebhookRow};
 use crate::ids::MemberId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -16,7 +16,7 @@ use std::net::IpAddr;
 /// Maximum number of rows of an import.
 pub const MAX_IMPORT_ROWS: usize = 1_000;
 /// Maximum length of an id.
-const MAX_ID_BYTES: usize = 64;
+pub(super) const MAX_ID_BYTES: usize = 64;
 /// Maximum length in characters of a key's name.
 const MAX_KEY_NAME: usize = 100;
 /// Maximum number of networks of a key.
@@ -282,6 +282,10 @@ pub enum RowContent {
     Key(KeyRow),
     /// Row of [`Table::Templates`].
     Template(TemplateRow),
+    /// Row of [`Table::Secrets`].
+    Secret(SecretRow),
+    /// Row of [`Table::Webhooks`].
+    Webhook(WebhookRow),
 }
 
 /// Row of a table.
@@ -306,6 +310,11 @@ pub enum RowKey {
     Key(String),
     /// Owner, name and tag of a template.
     Template(Option<String>, String, String),
+    /// Id of a secret. An owner chooses names only, so it cannot fill the part of another owner's
+    /// secrets.
+    Secret(String),
+    /// Id of a webhook.
+    Webhook(String),
 }
 
 impl RowKey {
@@ -315,6 +324,8 @@ impl RowKey {
         match self {
             Self::Key(_) => Table::Keys,
             Self::Template(..) => Table::Templates,
+            Self::Secret(_) => Table::Secrets,
+            Self::Webhook(_) => Table::Webhooks,
         }
     }
 
@@ -322,7 +333,7 @@ impl RowKey {
     #[must_use]
     pub fn part(&self) -> u8 {
         match self {
-            Self::Key(id) => part_of(&[id]),
+            Self::Key(id) | Self::Secret(id) | Self::Webhook(id) => part_of(&[id]),
             Self::Template(owner, name, tag) => {
                 part_of(&[owner.as_deref().unwrap_or_default(), name, tag])
             }
@@ -356,6 +367,8 @@ impl Row {
                 template.name.clone(),
                 template.tag.clone(),
             ),
+            RowContent::Secret(secret) => RowKey::Secret(secret.id.clone()),
+            RowContent::Webhook(webhook) => RowKey::Webhook(webhook.id.clone()),
         }
     }
 
@@ -364,7 +377,7 @@ impl Row {
     pub fn as_key(&self) -> Option<&KeyRow> {
         match &self.content {
             RowContent::Key(key) => Some(key),
-            RowContent::Template(_) => None,
+            _ => None,
         }
     }
 
@@ -373,7 +386,25 @@ impl Row {
     pub fn as_template(&self) -> Option<&TemplateRow> {
         match &self.content {
             RowContent::Template(template) => Some(template),
-            RowContent::Key(_) => None,
+            _ => None,
+        }
+    }
+
+    /// Returns the secret. `None` for rows of another table.
+    #[must_use]
+    pub fn as_secret(&self) -> Option<&SecretRow> {
+        match &self.content {
+            RowContent::Secret(secret) => Some(secret),
+            _ => None,
+        }
+    }
+
+    /// Returns the webhook. `None` for rows of another table.
+    #[must_use]
+    pub fn as_webhook(&self) -> Option<&WebhookRow> {
+        match &self.content {
+            RowContent::Webhook(webhook) => Some(webhook),
+            _ => None,
         }
     }
 
@@ -385,6 +416,8 @@ impl Row {
         match &self.content {
             RowContent::Key(key) => key.check(),
             RowContent::Template(template) => template.check(),
+            RowContent::Secret(secret) => secret.check(),
+            RowContent::Webhook(webhook) => webhook.check(),
         }
     }
 }
