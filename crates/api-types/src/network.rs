@@ -2,7 +2,6 @@
 
 use crate::egress_proxy::{EgressProxy, NewEgressProxy};
 use crate::header_rule::{HeaderRule, NetworkRulesByHost, NewNetworkRules, rules_by_host};
-use crate::parts::Unsupported;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -74,8 +73,10 @@ pub struct NetworkBody {
     /// They reach each other by name and address.
     #[schemars(regex(pattern = NETWORK_NAME))]
     pub join: Option<String>,
-    /// Not supported: rejected unless empty.
-    pub https_ports: Option<Unsupported>,
+    /// Ports whose servers use TLS. The host decrypts requests of clients and encrypts them again
+    /// for the server, whose certificate is not verified. Not the port of the agent, 49983.
+    #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(range(min = 1)))]
+    pub https_ports: Option<Vec<u16>>,
     /// If false, the sandbox's ports require the traffic token.
     pub allow_public_traffic: Option<bool>,
     /// `Host` header that the sandbox's servers receive; `${PORT}` is the port.
@@ -94,9 +95,9 @@ impl NetworkBody {
     }
 }
 
-/// New network rules of a sandbox. `PUT` clears absent egress rules; an absent `allowPublicTraffic`
-/// or `maskRequestHost` remains unchanged. `PATCH` changes no absent field. Unknown fields are
-/// rejected.
+/// New network rules of a sandbox. `PUT` clears absent egress rules; an absent
+/// `allowPublicTraffic`, `maskRequestHost` or `httpsPorts` remains unchanged. `PATCH` changes no
+/// absent field. Unknown fields are rejected.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct NetworkUpdate {
@@ -121,8 +122,9 @@ pub struct NetworkUpdate {
     pub egress_proxy: Option<NewEgressProxy>,
     /// Headers that the host adds to requests, by host.
     pub rules: Option<NewNetworkRules>,
-    /// Not supported: rejected unless empty.
-    pub https_ports: Option<Unsupported>,
+    /// Ports whose servers use TLS. An empty list means that no server uses TLS.
+    #[schemars(length(max = MAX_NETWORK_ENTRIES), inner(range(min = 1)))]
+    pub https_ports: Option<Vec<u16>>,
     /// If false, the sandbox's ports require the traffic token.
     pub allow_public_traffic: Option<bool>,
     /// `Host` header that the sandbox's servers receive; `${PORT}` is the port. An empty string
@@ -151,6 +153,9 @@ pub struct SandboxNetwork {
     /// `Host` header that the sandbox's servers receive; `${PORT}` is the port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask_request_host: Option<String>,
+    /// Ports whose servers use TLS.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub https_ports: Vec<u16>,
     /// Headers that the host adds to requests, by host. Values without a reference to a secret are
     /// shown as `***`.
     #[serde(default, skip_serializing_if = "NetworkRulesByHost::is_empty")]
@@ -175,6 +180,7 @@ impl From<&NetworkSettings> for SandboxNetwork {
             allow_public_traffic: !settings.restrict_traffic,
             egress_mbps: settings.egress_mbps,
             mask_request_host: settings.mask_request_host.clone(),
+            https_ports: settings.https_ports.clone(),
             rules: rules_by_host(&settings.rules),
             egress_proxy: settings.egress_proxy.clone(),
             join: settings.join.clone(),
@@ -204,6 +210,9 @@ pub struct NetworkSettings {
     pub restrict_traffic: bool,
     /// `Host` header that the sandbox's servers receive; `${PORT}` is the port.
     pub mask_request_host: Option<String>,
+    /// Ports whose servers use TLS.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub https_ports: Vec<u16>,
     /// Headers that the host adds to requests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<HeaderRule>,

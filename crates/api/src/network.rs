@@ -6,6 +6,7 @@ use jiffy_api_types::{
     HeaderRule, MAX_EGRESS_MBPS, MAX_NETWORK_ENTRIES, NetworkBody, NetworkSettings, NetworkUpdate,
     TemplateNetwork,
 };
+use jiffy_proto::agent::ENVD_PORT;
 use std::net::IpAddr;
 
 /// Maximum length of a host name in bytes.
@@ -22,6 +23,7 @@ pub(crate) fn check_change(
     let has_dns_servers = update.dns_servers.is_some();
     let restrict_traffic = update.allow_public_traffic.map(|allowed| !allowed);
     let mask = update.mask_request_host.clone();
+    let has_https_ports = update.https_ports.is_some();
     let internet = update.allow_internet_access;
     let new = checked(update)?;
     Ok(move |network: &mut NetworkSettings| {
@@ -36,6 +38,9 @@ pub(crate) fn check_change(
         }
         if mask.is_some() {
             network.mask_request_host = new.mask_request_host;
+        }
+        if has_https_ports {
+            network.https_ports = new.https_ports;
         }
         network.egress_mbps = new.egress_mbps.or(network.egress_mbps);
         network.allow_internet_access = internet.or(network.allow_internet_access);
@@ -53,9 +58,10 @@ pub(crate) fn check_update(
     // An empty name removes the mask, and an absent name retains it. The checked rules have `None`
     // in both cases, so that `mask` is needed to distinguish them.
     let mask = update.mask_request_host.clone();
+    let has_https_ports = update.https_ports.is_some();
     let new = checked(update)?;
-    // Absent egress rules are cleared. An absent `maskRequestHost` or `allowPublicTraffic` retains
-    // the previous setting.
+    // Absent egress rules are cleared. An absent `maskRequestHost`, `allowPublicTraffic` or
+    // `httpsPorts` retains the previous setting.
     Ok(
         move |network: &mut NetworkSettings, rules: Vec<HeaderRule>| {
             let before = std::mem::take(network);
@@ -64,6 +70,11 @@ pub(crate) fn check_update(
                 mask_request_host: match mask {
                     Some(_) => new.mask_request_host,
                     None => before.mask_request_host,
+                },
+                https_ports: if has_https_ports {
+                    new.https_ports
+                } else {
+                    before.https_ports
                 },
                 rules,
                 join: before.join,
@@ -132,12 +143,7 @@ pub(crate) fn check_rules(
     allow_internet_access: Option<bool>,
 ) -> Result<NetworkSettings, ApiError> {
     let network = network.unwrap_or_default();
-    // Clients send empty values for options that they do not use.
-    if network.https_ports.is_some_and(|ports| !ports.is_empty()) {
-        return Err(ApiError::unsupported_option(
-            "`httpsPorts` is not supported: this host uses plain HTTP for the ports of a sandbox",
-        ));
-    }
+    let https_ports = https_ports(network.https_ports)?;
     let allow_out = list("allowOut", network.allow_out, |entry| {
         is_cidr(entry) || is_name_with_port(entry)
     })?;
@@ -174,6 +180,7 @@ pub(crate) fn check_rules(
         egress_mbps: network.egress_mbps,
         restrict_traffic: network.allow_public_traffic == Some(false),
         mask_request_host: network.mask_request_host,
+        https_ports,
         // The callers check rules for headers and the egress proxy themselves, and add them.
         rules: Vec::new(),
         egress_proxy: None,
@@ -207,6 +214,28 @@ fn list(
         )));
     }
     Ok(entries)
+}
+
+/// Checks the ports whose servers use TLS. Returns them in ascending order.
+fn https_ports(ports: Option<Vec<u16>>) -> Result<Vec<u16>, ApiError> {
+    let mut ports = ports.unwrap_or_default();
+    if ports.len() > MAX_NETWORK_ENTRIES {
+        return Err(ApiError::invalid(format!(
+            "`httpsPorts` has more than {MAX_NETWORK_ENTRIES} entries"
+        )));
+    }
+    // The agent uses plain HTTP, so that all its calls would fail.
+    if let Some(bad) = ports
+        .iter()
+        .find(|port| **port == 0 || u32::from(**port) == ENVD_PORT)
+    {
+        return Err(ApiError::invalid(format!(
+            "`httpsPorts`: {bad} is not a port of a server: use 1 to 65535, except {ENVD_PORT}"
+        )));
+    }
+    ports.sort_unstable();
+    ports.dedup();
+    Ok(ports)
 }
 
 fn is_address(text: &str) -> bool {
@@ -287,11 +316,12 @@ mod tests {
         let good = json!({
             "allowOut": ["1.1.1.1", "10.0.0.0/8", "example.com", "*.example.com:22", "fd00::/8"],
             "denyOut": ["0.0.0.0/0", "::1"], "dnsServers": ["8.8.8.8"],
-            "maskRequestHost": "localhost:${PORT}", "rules": {}, "httpsPorts": [],
+            "maskRequestHost": "localhost:${PORT}", "rules": {}, "httpsPorts": [8443, 443, 443],
             "allowPublicTraffic": false, "join": "lab-1",
         });
         let network = check(good).unwrap();
         assert!(network.restrict_traffic && network.allow_out.len() == 5);
+        assert_eq!(network.https_ports, [443, 8443]);
         for bad in [
             json!({"denyOut": ["example.com"]}),
             json!({"allowOut": ["10.0.0.0/33"]}),
@@ -317,6 +347,9 @@ mod tests {
             json!({"maskRequestHost": "a b"}),
             json!({"maskRequestHost": "a\r\nX: y"}),
             json!({"allowOut": vec!["1.1.1.1"; 257]}),
+            json!({"httpsPorts": [0]}),
+            json!({"httpsPorts": [49_983]}),
+            json!({"httpsPorts": vec![1; 257]}),
         ] {
             let status = check(bad.clone()).unwrap_err().status;
             assert_eq!(status.as_u16(), 400, "{bad}");
@@ -359,8 +392,16 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_network_options_are_refused_and_not_ignored() {
-        let refused = check(json!({"httpsPorts": [443]})).unwrap_err();
-        assert_eq!(refused.error_code, "unsupported_option");
+    fn ports_of_tls_servers_change_only_if_a_request_names_them() {
+        let update = |body| serde_json::from_value::<NetworkUpdate>(body).unwrap();
+        let mut network = check(json!({ "httpsPorts": [8443] })).unwrap();
+        check_update(update(json!({}))).unwrap()(&mut network, Vec::new());
+        assert_eq!(network.https_ports, [8443]);
+        check_change(update(json!({}))).unwrap()(&mut network);
+        assert_eq!(network.https_ports, [8443]);
+        check_change(update(json!({ "httpsPorts": [3000] }))).unwrap()(&mut network);
+        assert_eq!(network.https_ports, [3000]);
+        check_update(update(json!({ "httpsPorts": [] }))).unwrap()(&mut network, Vec::new());
+        assert!(network.https_ports.is_empty());
     }
 }

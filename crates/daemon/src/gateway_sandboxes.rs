@@ -43,6 +43,7 @@ impl jiffy_gateway::Sandboxes for GatewaySandboxes {
                 links_revoked: false,
                 traffic_token: record.traffic_token().map(str::to_owned),
                 mask_request_host: record.settings().network.mask_request_host.clone(),
+                https_ports: record.settings().network.https_ports.clone(),
                 owner: record.settings().owner.clone(),
                 counts_uses: record.settings().idle_timeout_s.is_some(),
             };

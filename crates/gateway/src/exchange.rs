@@ -35,7 +35,11 @@ const MAX_UNREPEATABLE_IDLE: Duration = Duration::from_secs(1);
 /// Receiver of a request.
 pub(crate) enum Upstream {
     /// Port of a sandbox on this host.
-    Guest(PoolKey),
+    Guest {
+        key: PoolKey,
+        /// Host name of a server that uses TLS. `None` if the server uses plain HTTP.
+        tls: Option<String>,
+    },
     /// Gateway of another host, which serves one client per connection.
     Host {
         key: PoolKey,
@@ -46,12 +50,20 @@ pub(crate) enum Upstream {
 }
 
 impl Upstream {
+    /// Returns a port of a sandbox on this host. `tls` is the host name of a server that uses TLS.
+    pub fn guest(id: String, port: u16, tls: Option<String>) -> Self {
+        Self::Guest {
+            key: (id, port, tls.is_some()),
+            tls,
+        }
+    }
+
     /// Returns the gateway of a host, for the client `peer`.
     pub fn host(hosts: &Arc<dyn OtherHosts>, host: Arc<str>, peer: Peer) -> Self {
         Self::Host {
             // For a guest, the key is the sandbox and the port. For a host, the key is the host
             // with the client's address, and the number 1 or 0 for a client with or without TLS.
-            key: (format!("{host} {}", peer.ip), u16::from(peer.tls)),
+            key: (format!("{host} {}", peer.ip), u16::from(peer.tls), false),
             hosts: hosts.clone(),
             host,
             peer,
@@ -60,13 +72,13 @@ impl Upstream {
 
     fn key(&self) -> &PoolKey {
         match self {
-            Self::Guest(key) | Self::Host { key, .. } => key,
+            Self::Guest { key, .. } | Self::Host { key, .. } => key,
         }
     }
 
     /// Returns whether the receiver keeps idle connections open for longer than the pool.
     fn keeps_idle(&self) -> bool {
-        matches!(self, Self::Guest((_, port)) if u32::from(*port) == ENVD_PORT)
+        matches!(self, Self::Guest { key: (_, port, _), .. } if u32::from(*port) == ENVD_PORT)
     }
 
     /// Converts an error of the connection into the reason for the client.
@@ -81,7 +93,7 @@ impl Upstream {
 
     fn pool<'a, S>(&self, shared: &'a GatewayState<S>) -> &'a GuestConnectionPool {
         match self {
-            Self::Guest(_) => &shared.pool,
+            Self::Guest { .. } => &shared.pool,
             Self::Host { .. } => &shared.host_pool,
         }
     }
@@ -168,10 +180,27 @@ async fn connect<S: Sandboxes>(
     // The timeout of opening includes the time to resume the sandbox, which takes longer than
     // connecting.
     let connection = match upstream {
-        Upstream::Guest((id, port)) => {
+        Upstream::Guest {
+            key: (id, port, _),
+            tls,
+        } => {
             let stream = opened(limits, shared.sandboxes.open(id, *port)).await?;
             add(&shared.counters.guest_connections, 1);
-            handshake(limits, stream).await?
+            match tls {
+                None => handshake(limits, stream).await?,
+                Some(host) => {
+                    let starting = shared.guest_tls.connect(stream, host);
+                    let started = timeout(limits.open, starting).await.map_err(|_| {
+                        RequestError::Unavailable("the TLS handshake timed out".to_owned())
+                    })?;
+                    let stream = started.map_err(|e| {
+                        RequestError::Unavailable(format!(
+                            "TLS failed at port {port}, one of the sandbox's `httpsPorts`: {e}"
+                        ))
+                    })?;
+                    handshake(limits, stream).await?
+                }
+            }
         }
         Upstream::Host {
             hosts, host, peer, ..

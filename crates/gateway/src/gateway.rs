@@ -11,6 +11,7 @@ use crate::config::GatewayConfig;
 use crate::control_plane::ControlPlane;
 use crate::counters::{GatewayCounters, add};
 use crate::guest_calls::GuestCallLog;
+use crate::guest_tls::GuestTls;
 use crate::internal;
 use crate::other_hosts::OtherHosts;
 use crate::peer::{KnownCaller, Peer};
@@ -84,6 +85,7 @@ impl<S: Sandboxes, C: ControlPlane> Gateway<S, C> {
                 signer,
                 counters,
                 pool: Arc::new(GuestConnectionPool::default()),
+                guest_tls: GuestTls::new(),
                 hosts,
                 host_pool: Arc::new(GuestConnectionPool::default()),
                 admission: Arc::new(admission),

@@ -21,6 +21,7 @@ mod first_bytes;
 pub mod front;
 pub mod gateway;
 pub mod guest_calls;
+mod guest_tls;
 pub mod headers;
 pub mod host_name;
 pub mod host_only_path;

@@ -23,8 +23,9 @@ const LIMITS: PoolLimits = PoolLimits {
     idle: 1_024,
 };
 
-/// Sandbox id and port. For another host, `Upstream::host` forms the key from host and client.
-pub(crate) type PoolKey = (String, u16);
+/// Sandbox id, port, and whether the connection uses TLS. For another host, `Upstream::host` forms
+/// the key from host and client.
+pub(crate) type PoolKey = (String, u16, bool);
 /// Connection into a guest.
 pub(crate) type GuestConnection =
     PooledConnection<PoolKey, GuestRequestBody, GuestConnectionPermit>;
@@ -76,7 +77,7 @@ impl GuestConnectionPool {
     /// Closes the idle connections of a sandbox, and prevents the reuse of its connections in use.
     /// Must be called after a pause, rollback or kill.
     pub fn invalidate(&self, id: &str) {
-        self.idle.invalidate(|(owner, _)| owner == id);
+        self.idle.invalidate(|(owner, ..)| owner == id);
     }
 
     /// Returns the number of idle connections.

@@ -75,6 +75,8 @@ pub struct SandboxAccess {
     pub traffic_token: Option<String>,
     /// `Host` header sent to the guest instead of the client's. `${PORT}` is replaced by the port.
     pub mask_request_host: Option<String>,
+    /// Ports whose servers use TLS. Their certificates are not verified.
+    pub https_ports: Vec<u16>,
     /// True if signed links are revoked, because the API key of the sandbox is no longer valid.
     pub links_revoked: bool,
     /// API key that owns the sandbox. `None` if the host's owner does.

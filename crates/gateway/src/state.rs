@@ -13,6 +13,7 @@ use crate::config::GatewayConfig;
 use crate::counters::{GatewayCounters, add};
 use crate::file_link::FileLink;
 use crate::guest_calls::GuestCallLog;
+use crate::guest_tls::GuestTls;
 use crate::other_hosts::OtherHosts;
 use crate::pool::GuestConnectionPool;
 use crate::preview_link::LinkSigner;
@@ -41,6 +42,8 @@ pub(crate) struct GatewayState<S> {
     pub(crate) signer: Option<LinkSigner>,
     pub(crate) counters: Arc<GatewayCounters>,
     pub(crate) pool: Arc<GuestConnectionPool>,
+    /// TLS to servers at the HTTPS ports of sandboxes.
+    pub(crate) guest_tls: GuestTls,
     /// Other hosts of the fleet. `None` for a host without a fleet.
     pub(crate) hosts: Option<Arc<dyn OtherHosts>>,
     /// Connections to gateways of other hosts.

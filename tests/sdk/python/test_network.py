@@ -122,6 +122,27 @@ async def test_the_host_name_sent_to_a_server_can_be_changed(sdk, create, web, u
     assert answer.text == "/x app.local:8080"
 
 
+async def test_a_server_with_tls_is_reached_at_an_https_port(sdk, create, web, url, api_key):
+    sandbox = await create(network={"https_ports": [8443]})
+    assert (await sdk(sandbox.get_info)).network["https_ports"] == [8443]
+    certificate = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=x -days 1 -keyout /tmp/key -out /tmp/certificate"
+    await sdk(sandbox.commands.run, certificate)
+    code = SERVER.replace("8080", "8443").replace("print(", """import ssl
+tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); tls.load_cert_chain("/tmp/certificate", "/tmp/key")
+server.socket = tls.wrap_socket(server.socket, server_side=True)
+print(""")
+    server = await sdk.start(sandbox, code, timeout=0)
+    await server.wait_for_output("serving")
+    for path in ("/one", "/two"):
+        answer = await web.get(url + path, headers=routed(sandbox, 8443))
+        assert answer.status_code == 200 and answer.text.split()[0] == path
+    # Without the option, the server receives plain HTTP, which it rejects.
+    settings = f"{url}/sandboxes/{sandbox.sandbox_id}/network"
+    change = await web.patch(settings, json={"httpsPorts": []}, headers={"X-API-KEY": api_key})
+    assert change.status_code == 204
+    assert (await web.get(url, headers=routed(sandbox, 8443))).status_code == 502
+
+
 async def test_clients_cannot_reach_host_only_paths_of_the_agent(sdk, create, web, url):
     sandbox = await create()
     for path in ("/init", "/%69nit", "//init", "/x/../init"):

@@ -139,7 +139,12 @@ impl<S: Sandboxes> GatewayState<S> {
             config: &self.config,
         };
         rewrite.to_guest(&mut parts);
-        let upstream = Upstream::Guest((target.id.clone(), target.port));
+        let port = target.port;
+        let tls = access.https_ports.contains(&port).then(|| {
+            let masked = access.mask_request_host.as_deref().unwrap_or_default();
+            masked.replace("${PORT}", &port.to_string())
+        });
+        let upstream = Upstream::guest(target.id.clone(), port, tls);
         // An upgraded connection cannot be shared, so an upgrade uses a new connection.
         let sending = exchange::send(self, &upstream, parts, body, protocol.is_some());
         let (mut answer, connection) = match &mut end {

@@ -4,27 +4,49 @@ use crate::support;
 
 use axum::Router;
 use axum::routing::any;
-use jiffy_gateway::Tls;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use jiffy_gateway::{SandboxAccess, Tls};
 use std::path::Path;
 use std::sync::Arc;
-use support::client::{Http1, Http2, Raw, body};
+use support::client::{Http1, Http2, Raw, body, get, send_request};
 use support::guest::Guests;
 use support::{DOMAIN, ID, Setup, collected, config, with_timeout};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use tokio::sync::mpsc;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Returns a sandbox whose server responds with the protocol of the client and the URI.
-fn echo_request() -> Guests {
-    let router = Router::new().fallback(any(|request: axum::extract::Request| async move {
+/// Returns a server that responds with the protocol of the client and the URI.
+fn echo_router() -> Router {
+    Router::new().fallback(any(|request: axum::extract::Request| async move {
         let proto = request.headers().get("x-forwarded-proto").unwrap();
         format!("{:?} {}", proto, request.uri())
-    }));
-    Guests::one(ID, 3000, router)
+    }))
+}
+
+/// Returns a sandbox with this server.
+fn echo_request() -> Guests {
+    Guests::one(ID, 3000, echo_router())
+}
+
+/// Returns an acceptor with a generated certificate, whose authority no client trusts.
+fn acceptor() -> TlsAcceptor {
+    let directory = tempfile::tempdir().unwrap();
+    Tls::generated(directory.path(), &[]).unwrap();
+    let chain = CertificateDer::pem_file_iter(directory.path().join("certificate.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(directory.path().join("key.pem")).unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain.map(Result::unwrap).collect(), key)
+        .unwrap();
+    TlsAcceptor::from(Arc::new(config))
 }
 
 /// Connects as a client that trusts only `trust`.
@@ -122,4 +144,54 @@ async fn a_client_without_tls_is_counted_and_disconnected() {
     setup
         .wait_for_counters(|t| t.handshakes_failed == 2 && t.connections_open == 0)
         .await;
+}
+
+#[tokio::test]
+async fn only_https_ports_receive_tls_with_a_certificate_of_any_authority() {
+    let guests = echo_request();
+    let access = |https_ports: Vec<u16>, mask: Option<&str>| SandboxAccess {
+        https_ports,
+        mask_request_host: mask.map(str::to_owned),
+        ..SandboxAccess::default()
+    };
+    guests.add(ID, access(vec![8443, 9000], None));
+    let (acceptor, (names, mut server_names)) = (acceptor(), mpsc::unbounded_channel());
+    guests.program(ID, 8443, move |stream| {
+        let (acceptor, names) = (acceptor.clone(), names.clone());
+        async move {
+            let Ok(stream) = acceptor.accept(stream).await else {
+                return;
+            };
+            let name = stream.get_ref().1.server_name().map(str::to_owned);
+            names.send(name).unwrap();
+            let service = TowerToHyperService::new(echo_router());
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        }
+    });
+    guests.web(ID, 9000, echo_router());
+    let setup = Setup::new(&guests).await;
+    let answer = |port| send_request(setup.address, get(port, "/x"));
+    let plain = (200, "\"http\" /x".to_owned());
+    // The second request uses the connection of the first one.
+    assert_eq!(answer(8443).await, plain);
+    assert_eq!(answer(8443).await, plain);
+    assert_eq!(guests.opened_count(), 1);
+    assert_eq!(server_names.recv().await.unwrap().unwrap(), "localhost");
+    assert_eq!(answer(3000).await, plain);
+    // A masked host is also the name in the handshake.
+    guests.add(
+        ID,
+        access(vec![8443, 9000], Some("${PORT}-app.example:${PORT}")),
+    );
+    setup.pool.invalidate(ID);
+    assert_eq!(answer(8443).await, plain);
+    let name = server_names.recv().await.unwrap().unwrap();
+    assert_eq!(name, "8443-app.example");
+    let (status, text) = answer(9000).await;
+    assert!(status == 502 && text.contains("httpsPorts"), "{text}");
+    // After a change, no idle connection of the other protocol is used.
+    guests.add(ID, access(vec![9000], None));
+    assert_eq!(answer(8443).await.0, 502);
 }
