@@ -10,12 +10,14 @@
 //! * [`workers`]: threads for calls that may wait for a file system.
 //! * [`volume_mount`]: volumes, whose files the host serves.
 //! * [`port_forward`]: connections from the host to TCP ports of the guest.
+//! * [`guest_sockets`]: Unix sockets of the guest whose connections lead to the host.
 
 pub mod body;
 pub mod boot;
 pub mod calendar;
 pub mod cpu_sample;
 pub mod filesystem;
+pub mod guest_sockets;
 pub mod hook_directory;
 pub mod huge_text;
 pub mod link_socket;

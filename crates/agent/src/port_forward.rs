@@ -1,10 +1,13 @@
 //! Connects a stream of the host to a TCP port inside the guest (`jiffy_proto::agent::TCP_PORT`).
-//! The gateway uses this for servers that listen on loopback addresses only.
+//! The gateway uses this for servers that listen on loopback addresses only. A stream may also name
+//! a socket for programs of the guest ([`crate::guest_sockets`]).
 
+use crate::guest_sockets::GuestSockets;
 use crate::sys;
-use jiffy_proto::agent::TCP_OK;
+use jiffy_proto::agent::{MAX_SOCKET_REQUEST, SocketListener, TCP_OK};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpStream, UnixStream};
@@ -22,20 +25,30 @@ const MAX_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Timeout for a server to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Serves one stream.
-pub async fn serve(mut stream: UnixStream) {
-    // Ignore the error: a peer that closes the connection is normal.
-    let _ = forward(&mut stream).await;
+/// Target of a stream.
+enum StreamTarget {
+    /// Connection to a TCP port.
+    Port(u16),
+    /// Connection of a program to a socket.
+    Socket(SocketListener),
 }
 
-/// Reads the number of a port, connects to it, and copies data in both directions.
-async fn forward(stream: &mut UnixStream) -> io::Result<()> {
+/// Serves one stream.
+pub async fn serve(mut stream: UnixStream, sockets: Rc<GuestSockets>) {
+    // Ignore the error: a peer that closes the connection is normal.
+    let _ = forward(&mut stream, &sockets).await;
+}
+
+/// Reads the number of a port, connects to it, and copies data in both directions. A socket is
+/// served instead if the host names one.
+async fn forward(stream: &mut UnixStream, sockets: &GuestSockets) -> io::Result<()> {
     // A client that sends no complete line in time is disconnected without an error message.
-    let opening = timeout(Duration::from_secs(10), read_port(stream)).await;
+    let opening = timeout(Duration::from_secs(10), read_target(stream)).await;
     let mut tcp = match opening {
         Err(_) => return Ok(()),
         Ok(Err(reason)) => return send_error(stream, &reason).await,
-        Ok(Ok(port)) => match connect(port).await {
+        Ok(Ok(StreamTarget::Socket(request))) => return sockets.serve(stream, &request).await,
+        Ok(Ok(StreamTarget::Port(port))) => match connect(port).await {
             Ok(tcp) => tcp,
             Err(e) => {
                 return send_error(stream, &format!("cannot connect to port {port}: {e}")).await;
@@ -53,9 +66,9 @@ async fn send_error(stream: &mut UnixStream, reason: &str) -> io::Result<()> {
     stream.write_all(format!("ERR {reason}\n").as_bytes()).await
 }
 
-/// Reads the line with the port. It is read byte by byte, because later bytes belong to the TCP
-/// connection.
-async fn read_port(stream: &mut UnixStream) -> Result<u16, String> {
+/// Reads the line with the port or the socket. It is read byte by byte, because later bytes belong
+/// to the TCP connection.
+async fn read_target(stream: &mut UnixStream) -> Result<StreamTarget, String> {
     let mut line = String::new();
     loop {
         let byte = stream.read_u8().await.map_err(|e| e.to_string())?;
@@ -65,12 +78,29 @@ async fn read_port(stream: &mut UnixStream) -> Result<u16, String> {
                     .parse()
                     .ok()
                     .filter(|port| *port != 0)
+                    .map(StreamTarget::Port)
                     .ok_or_else(|| format!("'{line}' is not a port number"));
             }
+            b'{' if line.is_empty() => return read_socket(stream).await,
             b'0'..=b'9' if line.len() < MAX_PORT_DIGITS => line.push(char::from(byte)),
             _ => return Err("expected a port number and a newline".to_owned()),
         }
     }
+}
+
+/// Reads the rest of a JSON line after its first byte, `{`.
+async fn read_socket(stream: &mut UnixStream) -> Result<StreamTarget, String> {
+    let mut line = vec![b'{'];
+    while line.len() < MAX_SOCKET_REQUEST {
+        match stream.read_u8().await.map_err(|e| e.to_string())? {
+            b'\n' => {
+                let request = serde_json::from_slice(&line).map_err(|e| e.to_string())?;
+                return Ok(StreamTarget::Socket(request));
+            }
+            byte => line.push(byte),
+        }
+    }
+    Err("the request for a socket is too long".to_owned())
 }
 
 /// Connects to a server. The first attempt uses IPv4; some servers listen only on `::1`.

@@ -1,6 +1,7 @@
 //! The agent as an ordinary process on a development machine, for tests. It mounts no file systems
 //! and exchanges no greeting with a host.
 
+use crate::guest_sockets::GuestSockets;
 use crate::process::reaper;
 use crate::settings::AgentSettings;
 use crate::state::Agent;
@@ -109,10 +110,12 @@ async fn serve(options: StandaloneOptions) -> io::Result<()> {
     if let Some(path) = options.listen_tcp {
         let listener = bind(&path)?;
         tokio::task::spawn_local(async move {
+            let sockets = Rc::new(GuestSockets::default());
             loop {
                 match listener.accept().await {
                     Ok((stream, _)) => {
-                        tokio::task::spawn_local(port_forward::serve(stream));
+                        let work = port_forward::serve(stream, Rc::clone(&sockets));
+                        tokio::task::spawn_local(work);
                     }
                     Err(_) => sleep(ACCEPT_PAUSE).await,
                 }

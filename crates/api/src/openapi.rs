@@ -154,6 +154,7 @@ fn path_parameter_description(name: &str) -> &'static str {
         "snapshotID" => "Id or name of the snapshot",
         "templateID" => "Id or name of the template",
         "buildID" => "Id of the build",
+        "agent" => "Name of the SSH agent",
         "alias" => "Name of the template",
         "hash" => "Hash of the files",
         "word" => "Secret part of the upload link",

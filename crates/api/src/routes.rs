@@ -4,6 +4,7 @@
 //! handlers of a router.
 
 mod audit;
+mod build_ssh;
 mod builds;
 mod compare;
 mod create;
@@ -228,6 +229,10 @@ fn guarded_calls() -> Calls {
         .post(
             "/templates/{templateID}/builds/{buildID}/cancel",
             builds::cancel,
+        )
+        .get(
+            "/templates/{templateID}/builds/{buildID}/ssh/{agent}",
+            build_ssh::stream,
         )
         .get("/functions", functions::list)
         .get("/functions/{name}", functions::one)

@@ -14,6 +14,7 @@ mod pax;
 pub mod read;
 pub mod target_dir;
 pub mod unpack;
+mod whiteout;
 pub mod write;
 mod xattr;
 

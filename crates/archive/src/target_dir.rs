@@ -74,6 +74,11 @@ impl EntryPath {
                 && self.0[above.0.len()] == b'/'
     }
 
+    /// Returns the last component. Empty for the directory itself.
+    pub fn name(&self) -> &[u8] {
+        self.split().1
+    }
+
     /// Splits the path into the parent directory and the name in it.
     fn split(&self) -> (&[u8], &[u8]) {
         match self.0.iter().rposition(|b| *b == b'/') {

@@ -5,6 +5,7 @@ use crate::error::{ArchiveError, shown};
 use crate::mode::set_mode;
 use crate::read::ArchiveReader;
 use crate::target_dir::{EntryPath, TargetDir, own};
+use crate::whiteout::{self, Mark};
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 use std::io::Read;
@@ -41,6 +42,9 @@ pub struct UnpackOptions {
     pub max_bytes: Option<u64>,
     /// Maximum number of files and directories, including implicitly created directories.
     pub max_entries: Option<u64>,
+    /// True for a layer of an OCI image: its marks delete existing files, and a directory and
+    /// another kind of file replace each other.
+    pub layer: bool,
 }
 
 /// Result of unpacking.
@@ -60,7 +64,8 @@ pub struct UnpackStats {
 /// Unpacks an archive into the open directory `root`.
 ///
 /// Files replace existing files. Existing directories are retained, and so are links to directories
-/// unless the archive is untrusted. A directory and another kind of file never replace each other.
+/// unless the archive is untrusted. A directory and another kind of file replace each other only in
+/// layers.
 pub fn unpack(
     input: impl Read,
     root: BorrowedFd<'_>,
@@ -126,6 +131,9 @@ impl<R: Read> Unpacker<'_, R> {
                 first.get_or_insert_with(|| shown(&entry.path));
                 continue;
             }
+            if self.rules.layer && self.apply_mark(&path)? {
+                continue;
+            }
             if !path.is_root() {
                 self.target.count_entry(&path)?;
             }
@@ -155,6 +163,24 @@ impl<R: Read> Unpacker<'_, R> {
         }
         // Read the remainder, so that the sender can receive the result.
         self.reader.drain(PADDING).map_err(ArchiveError::Read)
+    }
+
+    /// Deletes the files that a mark of a layer hides. Returns false if the entry is no mark.
+    fn apply_mark(&mut self, path: &EntryPath) -> Result<bool, ArchiveError> {
+        let Some(mark) = Mark::of(path.name()) else {
+            return Ok(false);
+        };
+        let (parent, _) = self.target.parent(path)?;
+        let removed = match mark {
+            Mark::Deleted(name) => whiteout::remove_tree(parent, name),
+            Mark::Opaque => whiteout::remove_content(parent),
+            Mark::Invalid => {
+                let problem = "is a mark of a deleted file without a name";
+                return Err(ArchiveError::entry(path.bytes(), problem));
+            }
+        };
+        removed.map_err(|errno| ArchiveError::file("apply the mark", path.bytes(), errno))?;
+        Ok(true)
     }
 
     /// Returns the path of an entry in the target directory.
@@ -207,8 +233,10 @@ impl<R: Read> Unpacker<'_, R> {
             // The target directory retains its owner and permissions.
             return Ok(());
         }
+        let layer = self.rules.layer;
         let (parent, name) = self.target.parent(&path)?;
         match fs::mkdirat(parent, name, Mode::RWXU) {
+            Err(Errno::EXIST) if layer => replace_by_directory(parent, name).map_err(failed)?,
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => return Err(failed(e)),
         }
@@ -342,6 +370,7 @@ impl<R: Read> Unpacker<'_, R> {
         path: &EntryPath,
         create: impl Fn(BorrowedFd<'_>, &[u8]) -> Result<T, Errno>,
     ) -> Result<T, ArchiveError> {
+        let layer = self.rules.layer;
         let (parent, name) = self.target.parent(path)?;
         let failed = |errno| match errno {
             Errno::ISDIR | Errno::NOTEMPTY => {
@@ -357,6 +386,7 @@ impl<R: Read> Unpacker<'_, R> {
         }
         match fs::unlinkat(parent, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::ISDIR) if layer => whiteout::remove_tree(parent, name).map_err(failed)?,
             Err(e) => return Err(failed(e)),
         }
         create(parent, name).map_err(failed)
@@ -377,6 +407,16 @@ impl<R: Read> Unpacker<'_, R> {
         let times = times(entry.mtime);
         fs::utimensat(parent, name, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
     }
+}
+
+/// Replaces a link or another file by a directory. Retains an existing directory.
+fn replace_by_directory(parent: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
+    let found = fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+        return Ok(());
+    }
+    fs::unlinkat(parent, name, AtFlags::empty())?;
+    fs::mkdirat(parent, name, Mode::RWXU)
 }
 
 /// Returns whether an entry is neither a file nor a directory nor a link.

@@ -29,6 +29,7 @@ fn attributes_of_users_are_kept() {
         rename: None,
         max_bytes: None,
         max_entries: None,
+        layer: false,
     };
     let root = File::open(dir.path().join("into")).unwrap();
     unpack(&bytes[..], root.as_fd(), &rules).unwrap();

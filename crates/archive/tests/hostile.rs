@@ -35,6 +35,7 @@ impl Scene {
             rename: rename.map(|name| name.as_bytes().to_vec()),
             max_bytes: None,
             max_entries: None,
+            layer: false,
         };
         unpack(archive, root.as_fd(), &rules)
     }
@@ -289,6 +290,7 @@ fn entries_beyond_the_limit_are_refused_before_they_are_created() {
                 rename: None,
                 max_bytes: None,
                 max_entries: Some(most),
+                layer: false,
             };
             let done = unpack(&archive(entries)[..], root.as_fd(), &rules);
             let created = u64::try_from(count(&path)).unwrap();
@@ -336,6 +338,7 @@ fn content_beyond_the_limit_is_refused_before_it_is_read() {
         rename: None,
         max_bytes: Some(max),
         max_entries: None,
+        layer: false,
     };
     let two = archive(&[file("a"), file("b")]);
     unpack(&two[..], root.as_fd(), &rules(8)).unwrap();

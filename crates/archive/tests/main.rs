@@ -2,3 +2,4 @@
 
 mod attributes;
 mod hostile;
+mod layers;

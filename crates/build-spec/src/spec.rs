@@ -245,6 +245,24 @@ pub enum RunMount {
         /// Permissions of the file.
         mode: u32,
     },
+    /// Socket of an SSH agent of the build's client.
+    Ssh {
+        /// Name of the agent.
+        id: String,
+        /// Path of the socket.
+        target: String,
+        /// If set, the step fails without the agent. Otherwise the mount is omitted.
+        #[serde(default)]
+        required: bool,
+        /// Owner of the socket.
+        #[serde(default)]
+        uid: u32,
+        /// Group of the socket.
+        #[serde(default)]
+        gid: u32,
+        /// Permissions of the socket.
+        mode: u32,
+    },
 }
 
 impl RunMount {

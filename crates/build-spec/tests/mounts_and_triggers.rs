@@ -11,7 +11,8 @@ fn mounts_have_the_defaults_of_docker() {
         RUN --mount=target=/src \\\n --mount=from=tools,source=/usr/bin,target=/t,rw \\\n \
         --mount=type=cache,target=/c,uid=1000 --mount=type=tmpfs,dst=/m,size=2m \\\n \
         --mount=type=secret,id=key,required --mount=type=secret,id=k,env=KEY \\\n \
-        --mount='type=secret,id=l,target=/x y,mode=0440' make\n";
+        --mount='type=secret,id=l,target=/x y,mode=0440' --mount=type=ssh \\\n \
+        --mount=type=ssh,id=key,required,uid=7 --mount=type=ssh,target=/s,mode=0666 make\n";
     let parsed = read(text);
     let StepAction::Run { mounts, .. } = &parsed.spec.stages[1].steps[0].action else {
         panic!("{parsed:?}");
@@ -24,6 +25,14 @@ fn mounts_have_the_defaults_of_docker() {
         uid: 0,
         gid: 0,
         mode: if id == "l" { 0o440 } else { 0o400 },
+    };
+    let ssh = |id: &str, target: &str, uid, mode| RunMount::Ssh {
+        id: id.into(),
+        target: target.into(),
+        required: id == "key",
+        uid,
+        gid: 0,
+        mode,
     };
     let expected = [
         RunMount::Bind {
@@ -53,6 +62,9 @@ fn mounts_have_the_defaults_of_docker() {
         secret("key", Some("/run/secrets/key"), None),
         secret("k", None, Some("KEY")),
         secret("l", Some("/x y"), None),
+        ssh("default", "/run/buildkit/ssh_agent.0", 0, 0o600),
+        ssh("key", "/run/buildkit/ssh_agent.1", 7, 0o600),
+        ssh("default", "/s", 0, 0o666),
     ];
     assert_eq!(mounts[..], expected);
     assert!(parsed.warnings.is_empty());
@@ -119,6 +131,7 @@ fn triggers_of_images_are_validated() {
             "needs files of the build context",
         ),
         ("RUN --mount=type=secret,id=a cat", "cannot use secrets"),
+        ("RUN --mount=type=ssh cat", "cannot use SSH agents"),
         ("COPY --from=busybox /a /b", "cannot use images or stages"),
         ("FROM b", "cannot use images or stages"),
         ("RUN a\nUSER root", "several lines"),

@@ -377,6 +377,17 @@ impl Client {
         self.upgrade(Method::GET, &path, "tcp").await
     }
 
+    /// Waits for a connection of a program in the build at `path` to the SSH agent `name`. Returns
+    /// the connection, in which the caller is the agent.
+    pub async fn build_ssh(
+        &self,
+        path: &str,
+        name: &str,
+    ) -> anyhow::Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<>> {
+        let path = format!("{path}/ssh/{name}");
+        self.upgrade(Method::GET, &path, "ssh-agent").await
+    }
+
     /// Requests a lease: the sandbox is removed when the lease is dropped or this process exits.
     pub async fn lease(&self, id: &str) -> anyhow::Result<SandboxLease> {
         let path = format!("/sandboxes/{id}/lease");

@@ -27,6 +27,7 @@ pub async fn receive(
         max_bytes: Some(max_bytes),
         // Parent directories count as well.
         max_entries: Some(2 * crate::limits::MAX_FILES as u64),
+        layer: false,
     };
     let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
     let task = tokio::task::spawn_blocking(move || {

@@ -3,6 +3,7 @@
 use crate::support::build_project::{BuildProject, cached};
 use crate::support::network_probe::networked;
 use crate::support::test_home::TestHome;
+use crate::support::wait_for;
 use jiffy_test_attributes::jiffy_test;
 use nix::unistd::{Whence, lseek};
 use std::fs;
@@ -10,17 +11,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Secret that no file of the data directory may contain.
 const SECRET: &str = "s3cret-kqmvzt-of-a-build";
 
-#[jiffy_test(
-    root,
-    not_on_gvisor = "snapshots of gVisor contain the memory with the secret"
-)]
+#[jiffy_test(engine = "each", root)]
 fn mounts_are_visible_to_their_command_only_and_secrets_are_stored_nowhere() {
     let project = BuildProject::new();
     let home = project.test_home.dir.path().to_path_buf();
@@ -49,10 +47,21 @@ fn mounts_are_visible_to_their_command_only_and_secrets_are_stored_nowhere() {
          --mount=type=secret,id=absent \\\n\
          stat -c %u:%g:%a /run/secrets/token /root/key >> /seen; sha256sum < /root/key > /sum; \\\n\
          test \"$TOKEN\" = \"$(cat /run/secrets/token)\"; echo the token is $TOKEN; test ! -e /run/secrets/absent\n\
+         RUN --mount=type=ssh,required --mount=type=ssh,id=absent,target=/absent \\\n\
+         ssh-add -l && ! ssh-add -D && echo not changed && test ! -e /absent && \\\n\
+         ssh-add -L > /key.pub && echo signed > /message && ssh-keygen -Y sign -n test -f /key.pub /message && \\\n\
+         stat -c %a $SSH_AUTH_SOCK | grep -qx 600 && echo $(ssh-add -L | wc -l) key after the step\n\
+         RUN test -z \"$SSH_AUTH_SOCK\" && test ! -e /run/buildkit && ! ssh-add -l && test ! -e /tmp/.jiffy-build/ssh*\n\
          RUN test ! -e /ctx && test ! -e /t && test ! -e /scratch && test ! -e /cache && test ! -e /root/key && test ! -e /run/secrets && test -z \"$TOKEN\" && echo clean >> /seen\n",
     );
     let given = format!("id=token,src={}", secret.display());
-    let built = project.built("mounted", &["--secret", &given]);
+    let agent = SshAgent::start(outside.path());
+    let ssh = format!("default={}", agent.socket.display());
+    let built = project.built("mounted", &["--secret", &given, "--ssh", &ssh]);
+    for word in ["ED25519", "not changed", "1 key after the step"] {
+        assert!(built.stderr.contains(word), "{word}: {built:?}");
+    }
+    assert!(agent.has_key(), "the build must not remove the key");
     assert!(built.stderr.contains("the token is ***"), "{built:?}");
     assert!(!built.stderr.contains(SECRET), "{built:?}");
     let seen = project.run(
@@ -67,32 +76,119 @@ fn mounts_are_visible_to_their_command_only_and_secrets_are_stored_nowhere() {
             "from the contextfrom-a-stage\nfrom the contextmore\n1000:700\n0:0:400\n0:7:440\nclean\n1\ntriggered\n{sum}  -"
         )
     );
+    let signature = project.run("mounted", "cat /message.sig");
+    agent.verify(&signature, "signed\n");
     assert_eq!(files_with(&home, SECRET), Vec::<PathBuf>::new());
+    // A line of the private key.
+    assert_eq!(
+        files_with(&home, &agent.private_line()),
+        Vec::<PathBuf>::new()
+    );
     // The search finds the log.
     assert!(!files_with(&home, "the token is ***").is_empty());
 
     // Cached results need neither mounts nor secrets. A changed step receives the content of its
     // cache mount again, also in another template. The `ONBUILD` instructions of the base template
     // run.
-    // Steps: the seven `RUN` instructions of `tools`, of the `ONBUILD` of `parent`, and of the last
+    // Steps: the nine `RUN` instructions of `tools`, of the `ONBUILD` of `parent`, and of the last
     // stage.
-    assert_eq!(cached(&project.built("mounted", &[])), 7);
+    assert_eq!(cached(&project.built("mounted", &[])), 9);
     project.file(
         "Dockerfile",
         "FROM mounted\n\
          RUN --mount=type=cache,target=/cache,uid=1000,mode=0700 echo y >> /cache/runs; wc -l < /cache/runs > /runs\n\
-         RUN --mount=type=secret,id=token,required true\n",
+         RUN --mount=type=secret,id=token,required true\n\
+         RUN --mount=type=ssh,required true\n",
     );
-    let failed = project.build("child", &[]);
-    assert_eq!(failed.code, Some(1), "{failed:?}");
-    for word in ["line 3", "the secret `token` is required"] {
-        assert!(failed.stderr.contains(word), "{failed:?}");
+    for (options, words) in [
+        (&[][..], ["line 3", "the secret `token` is required"]),
+        (
+            &["--secret", &given][..],
+            ["line 4", "the SSH agent `default` is required"],
+        ),
+    ] {
+        let failed = project.build("child", options);
+        assert_eq!(failed.code, Some(1), "{failed:?}");
+        for word in words {
+            assert!(failed.stderr.contains(word), "{failed:?}");
+        }
     }
-    project.built("child", &["--secret", &given]);
+    project.built("child", &["--secret", &given, "--ssh", &ssh]);
     assert_eq!(project.run("child", "cat /runs /inherited"), "2\ninherited");
     project.file("Dockerfile", "FROM child\nRUN test -e /inherited\n");
     project.built("grandchild", &[]);
     assert!(project.alive().is_empty());
+}
+
+/// An SSH agent with a key.
+struct SshAgent {
+    process: std::process::Child,
+    socket: PathBuf,
+    key: PathBuf,
+}
+
+impl SshAgent {
+    /// Starts an agent with a new key in `directory`.
+    fn start(directory: &Path) -> Self {
+        let (socket, key) = (directory.join("agent"), directory.join("key"));
+        let mut generate = Command::new("ssh-keygen");
+        generate
+            .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+            .arg(&key);
+        assert!(generate.status().unwrap().success());
+        let mut agent = Command::new("ssh-agent");
+        let process = agent.arg("-D").arg("-a").arg(&socket).spawn().unwrap();
+        let this = Self {
+            process,
+            socket,
+            key,
+        };
+        wait_for("the SSH agent", || this.socket.exists().then_some(()));
+        let mut add = this.ssh_add();
+        assert!(add.arg("-q").arg(&this.key).status().unwrap().success());
+        this
+    }
+
+    fn ssh_add(&self) -> Command {
+        let mut command = Command::new("ssh-add");
+        command.env("SSH_AUTH_SOCK", &self.socket);
+        command
+    }
+
+    fn has_key(&self) -> bool {
+        self.ssh_add().arg("-l").status().unwrap().success()
+    }
+
+    /// Returns a line of the private key.
+    fn private_line(&self) -> String {
+        let text = fs::read_to_string(&self.key).unwrap();
+        text.lines().nth(2).unwrap().to_owned()
+    }
+
+    /// Checks that the key has signed a message.
+    fn verify(&self, signature: &str, message: &str) {
+        let file = self.key.with_extension("sig");
+        fs::write(&file, signature).unwrap();
+        let public = fs::read_to_string(self.key.with_extension("pub")).unwrap();
+        let signers = self.key.with_extension("signers");
+        fs::write(&signers, format!("build {public}")).unwrap();
+        let mut command = Command::new("ssh-keygen");
+        command.args(["-Y", "verify", "-n", "test", "-I", "build", "-f"]);
+        command.arg(&signers).arg("-s").arg(&file);
+        let mut verify = command.stdin(Stdio::piped()).spawn().unwrap();
+        let mut input = verify.stdin.take().unwrap();
+        input.write_all(message.as_bytes()).unwrap();
+        drop(input);
+        assert!(verify.wait().unwrap().success());
+    }
+}
+
+impl Drop for SshAgent {
+    fn drop(&mut self) {
+        // Ignore errors: the agent may have exited.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 /// Returns the files below `directory` that contain `text`. Links are not followed, and holes are

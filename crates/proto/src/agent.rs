@@ -22,9 +22,18 @@ pub const ENVD_PORT: u32 = 49_983;
 /// vsock port of the guest for connections to its TCP ports. The host writes the port number in
 /// decimal and a line feed. The agent answers [`TCP_OK`] and then only passes bytes on, or it
 /// answers `ERR <reason>` with a line feed and closes the connection.
+///
+/// Instead of a number, the host may write a [`SocketListener`] as JSON with a line feed. The agent
+/// listens on this Unix socket and answers [`SOCKET_READY`]. When a program has connected to the
+/// socket, the agent answers [`TCP_OK`] and passes bytes on. Several streams may name one socket:
+/// each waits for one connection. The socket is removed when its last stream ends.
 pub const TCP_PORT: u32 = 49_984;
 /// Response on [`TCP_PORT`] after the connection to the guest's TCP port is established.
 pub const TCP_OK: &str = "OK\n";
+/// Response on [`TCP_PORT`] after the socket of a [`SocketListener`] exists.
+pub const SOCKET_READY: &str = "READY\n";
+/// Maximum length of a [`SocketListener`] in bytes.
+pub const MAX_SOCKET_REQUEST: usize = 4096;
 /// vsock port of the guest for volumes. The host writes a [`VolumeAttachment`] as JSON with a line
 /// feed. The agent mounts the volume, or finds its mount, and answers [`VOLUME_OK`] or
 /// `ERR <reason>` with a line feed. After [`VOLUME_OK`], the stream carries messages of the FUSE
@@ -70,6 +79,21 @@ pub const GVISOR_DNS: &str = "JIFFY_DNS";
 pub const LISTENING: &str = "jiffy-agent: listening";
 /// vsock context id of every guest.
 pub const GUEST_CID: u32 = 3;
+
+/// Unix socket in the guest whose connections lead to the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketListener {
+    /// Absolute path of the socket. Its directory must exist.
+    pub path: String,
+    /// Owner of the socket.
+    pub uid: u32,
+    /// Group of the socket.
+    pub gid: u32,
+    /// Permissions of the socket. Programs that may write to the socket can connect.
+    pub mode: u32,
+    /// True if this stream only retains the socket, and waits for no connection.
+    pub only_retains: bool,
+}
 
 /// Request to mount a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

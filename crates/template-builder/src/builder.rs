@@ -18,6 +18,7 @@ mod records;
 mod rename;
 mod request;
 mod secrets;
+mod ssh_clients;
 mod stage_config;
 mod step_cache;
 mod step_key;
@@ -40,6 +41,7 @@ pub use records::{
 };
 pub use request::BuildRequest;
 pub use secrets::BuildSecrets;
+pub use ssh_clients::SshClients;
 pub use step_cache::{PrunableBuildCache, PrunedBuildCache};
 pub use uploads::{
     FoundUpload, IncomingUpload, MAX_UPLOAD_BYTES, UploadError, UploadNaming, UploadStore,
@@ -113,6 +115,7 @@ struct RunningBuild {
     /// Cancelled when the build and its sandboxes have terminated.
     ended: CancellationToken,
     log: Arc<BuildLog>,
+    ssh: Arc<SshClients>,
 }
 
 // Lock order: `names_lock` before `running`.

@@ -9,7 +9,7 @@ pub use builder::{
     BuildProgress, BuildRecord, BuildRecords, BuildRequest, BuildSecrets, BuildStatus, BuildUsage,
     Builder, BuilderError, BuilderSettings, DEFAULT_TAG, FailureReason, FoundUpload,
     IncomingUpload, LogLevel, LogLine, LogPosition, LogQuery, MAX_UPLOAD_BYTES, MAX_WAITING_BUILDS,
-    PrunableBuildCache, PrunedBuildCache, RecordError, ResolvedBy, ResolvedTemplate,
+    PrunableBuildCache, PrunedBuildCache, RecordError, ResolvedBy, ResolvedTemplate, SshClients,
     StoredTemplate, TemplateLookup, TemplateRecord, UploadError, UploadNaming, UploadStore,
     WAITING_BUILD_TIMEOUT, WantedSize, WeakBuilder, is_visible, resolve,
 };

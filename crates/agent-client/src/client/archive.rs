@@ -22,6 +22,9 @@ pub struct ArchiveOptions {
     pub mode: Option<String>,
     /// Set if the archive is compressed with gzip.
     pub gzip: bool,
+    /// Set if the archive is a layer of an image, whose marks delete files, as in
+    /// [`AgentClient::layer`].
+    pub layer: bool,
 }
 
 /// Maximum length of a response with changes, in bytes.
@@ -76,6 +79,7 @@ impl AgentClient {
         query.add_text("username", options.user.as_deref());
         query.add_text("owner", options.owner.as_deref());
         query.add_text("mode", options.mode.as_deref());
+        query.add_text("layer", options.layer.then_some("true"));
         let (pieces, body) = RequestBody::channel();
         let (client, gzip) = (self.clone(), options.gzip);
         // The call runs in a task of its own, so that the caller can write while the agent unpacks.

@@ -5,6 +5,7 @@
 //! the sandbox (id, host name, entropy, clock and settings).
 
 use super::{greeting, ipv4, root, until_reset};
+use crate::guest_sockets::GuestSockets;
 use crate::link_socket::LinkListener;
 use crate::process::{oom_log, reaper};
 use crate::settings::AgentSettings;
@@ -59,8 +60,10 @@ async fn serve(began_us: u64) -> io::Result<()> {
     tokio::task::spawn_local(accept(envd, move |stream| {
         until_reset(reset.clone(), server::serve(Rc::clone(&serving), stream))
     }));
+    let sockets = Rc::new(GuestSockets::default());
     tokio::task::spawn_local(accept(tcp, move |stream| {
-        until_reset(resets.clone(), port_forward::serve(stream))
+        let work = port_forward::serve(stream, Rc::clone(&sockets));
+        until_reset(resets.clone(), work)
     }));
     reaper::run(agent, signals).await
 }

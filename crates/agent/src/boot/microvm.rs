@@ -1,6 +1,7 @@
 //! Process 1 of a microVM. It communicates with the host over vsock.
 
 use super::{greeting, root, until_reset};
+use crate::guest_sockets::GuestSockets;
 use crate::process::{oom_log, reaper};
 use crate::settings::AgentSettings;
 use crate::state::Agent;
@@ -80,10 +81,11 @@ async fn serve(began_us: u64, early: Option<OwnedFd>) -> io::Result<()> {
         }
     });
     tokio::task::spawn_local(async move {
+        let sockets = Rc::new(GuestSockets::default());
         loop {
             match tcp.accept().await {
                 Ok(stream) => {
-                    let work = port_forward::serve(stream);
+                    let work = port_forward::serve(stream, Rc::clone(&sockets));
                     tokio::task::spawn_local(until_reset(resets.clone(), work));
                 }
                 Err(_) => sleep(Duration::from_millis(50)).await,

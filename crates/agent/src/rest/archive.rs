@@ -28,6 +28,8 @@ struct ArchiveQuery {
     owner: Option<String>,
     /// Only for `PUT`: permissions of all unpacked files, as an octal number.
     mode: Option<String>,
+    /// Only for `PUT`: the archive is a layer of an image (`true`).
+    layer: bool,
 }
 
 impl ArchiveQuery {
@@ -40,6 +42,7 @@ impl ArchiveQuery {
                 "username" => query.username = Some(decode(value)),
                 "owner" => query.owner = Some(decode(value)),
                 "mode" => query.mode = Some(decode(value)),
+                "layer" => query.layer = value == "true",
                 _ => {}
             }
         }

@@ -97,6 +97,7 @@ pub(super) fn path_value(name: &str) -> &'static str {
         "snapshotID" => SNAPSHOT,
         "templateID" | "alias" => "worker",
         "buildID" => BUILD,
+        "agent" => "default",
         "hash" => HASH,
         "word" => "SECRET",
         "pid" => "812",

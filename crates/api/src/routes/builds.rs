@@ -11,7 +11,7 @@ use crate::keys::KeyStatus;
 use crate::query::Query;
 use crate::quota::running;
 use crate::routes::bounds::MAX_MOMENT;
-use crate::wire::build::{LEVELS, entry, secrets, size, spec, status};
+use crate::wire::build::{LEVELS, entry, secrets, size, spec, ssh_clients, status};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -28,7 +28,8 @@ use jiffy_image::TemplateError;
 use jiffy_sandbox_manager::QuotaRequest;
 use jiffy_template_builder::{
     BuildRecord, BuildRequest, BuildSecrets, Builder, BuilderError, DEFAULT_TAG, LogLevel,
-    LogPosition, LogQuery, RecordError, TemplateRecord, UploadError, UploadNaming, WantedSize,
+    LogPosition, LogQuery, RecordError, SshClients, TemplateRecord, UploadError, UploadNaming,
+    WantedSize,
 };
 use std::time::Duration;
 
@@ -57,6 +58,7 @@ impl From<BuilderError> for ApiError {
                 Self::not_found("template_not_found", message)
             }
             B::UnknownBuild { .. } => Self::not_found("build_not_found", message),
+            B::NotRunning(_) | B::SshAgent(_) => Self::conflict("not_running", message),
             B::Upload(UploadError::Closed) => Self::not_found("upload_not_found", message),
             B::Upload(UploadError::TooLarge) => {
                 Self::new(StatusCode::PAYLOAD_TOO_LARGE, "upload_too_large", message)
@@ -241,9 +243,9 @@ pub(super) async fn start(
 ) -> Result<StatusCode, ApiError> {
     let builder = app.builder()?;
     let (template, build) = builder.owned_build(&id, &build, caller.owner_scope())?;
-    let secrets = secrets(&mut start)?;
+    let (secrets, ssh) = (secrets(&mut start)?, ssh_clients(&mut start)?);
     let spec = spec(start)?;
-    start_build(&app, &template, &build, spec, secrets).await?;
+    start_build(&app, &template, &build, spec, (secrets, ssh)).await?;
     Ok(StatusCode::ACCEPTED)
 }
 
@@ -253,7 +255,7 @@ pub(super) async fn start_build(
     template: &TemplateRecord,
     build: &BuildRecord,
     spec: BuildSpec,
-    secrets: BuildSecrets,
+    (secrets, ssh): (BuildSecrets, SshClients),
 ) -> Result<(), ApiError> {
     // A build that exceeds the quota is rejected here, before it is queued. The build counts as one
     // create of its key. The permit ends with this request; each sandbox of the build reserves its
@@ -271,7 +273,7 @@ pub(super) async fn start_build(
         }
         None => None,
     };
-    Ok(app.builder()?.start(template, build, spec, secrets)?)
+    Ok(app.builder()?.start(template, build, spec, secrets, ssh)?)
 }
 
 /// `POST /templates/{id}/builds/{build}/cancel`: responds when the build has terminated.

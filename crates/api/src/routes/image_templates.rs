@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use jiffy_api_types::{ImageBuild, ImageRebuild, NewAlias, NewImageTemplate, Template};
 use jiffy_engine_api::new_id;
 use jiffy_template_builder::{
-    BuildRequest, BuildSecrets, BuilderError, DEFAULT_TAG, TemplateRecord,
+    BuildRequest, BuildSecrets, BuilderError, DEFAULT_TAG, SshClients, TemplateRecord,
 };
 
 /// Prefix of generated names.
@@ -85,8 +85,8 @@ async fn build(
     let (template, build) = builder.request(&request, caller.owner_scope(), key.as_deref())?;
     let stored = serde_json::to_string(&stored).map_err(|e| ApiError::internal(e.to_string()))?;
     builder.records().set_image_request(&template.id, &stored)?;
-    let secrets = BuildSecrets::default();
-    let begun = builds::start_build(app, &template, &build, spec, secrets).await;
+    let none = (BuildSecrets::default(), SshClients::default());
+    let begun = builds::start_build(app, &template, &build, spec, none).await;
     if let Err(e) = begun {
         // The caller does not learn the id of the build, and cannot start it later.
         builder.cancel(&build)?;

@@ -16,7 +16,7 @@ use jiffy_build_spec::spec::{
 };
 use jiffy_engine_api::{Readiness, StartCommand, Startup, TemplateNetwork};
 use jiffy_template_builder::{
-    BuildProgress, BuildRecord, BuildSecrets, LogLevel, LogLine, WantedSize,
+    BuildProgress, BuildRecord, BuildSecrets, LogLevel, LogLine, SshClients, WantedSize,
 };
 
 /// Default user and home directory of a template's programs.
@@ -55,6 +55,17 @@ pub(crate) fn secrets(start: &mut BuildStart<BuildSpec>) -> Result<BuildSecrets,
     });
     let decoded = decoded.collect::<Result<Vec<_>, ApiError>>()?;
     BuildSecrets::new(decoded).map_err(ApiError::invalid)
+}
+
+/// Removes the names of SSH agents from the request.
+pub(crate) fn ssh_clients(start: &mut BuildStart<BuildSpec>) -> Result<SshClients, ApiError> {
+    let names = start.ssh.take().unwrap_or_default();
+    if start.spec.is_none() && !names.is_empty() {
+        return Err(ApiError::invalid(
+            "`ssh` requires `spec`: steps cannot use SSH agents",
+        ));
+    }
+    SshClients::new(names).map_err(ApiError::invalid)
 }
 
 /// Returns the specification of a build. E2B's clients send steps; `jiffy` sends a complete

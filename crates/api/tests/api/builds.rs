@@ -426,3 +426,42 @@ async fn files_can_be_uploaded_only_with_their_link() {
     );
     api.get(&bad).await.expect(400);
 }
+
+#[tokio::test]
+async fn ssh_agents_are_offered_by_the_owner_of_a_running_build_only() {
+    let api = Api::with_builder().await;
+    let (hers, new) = api.key(Scope::Create, Limits::default());
+    let (his, _) = api.key(Scope::Create, Limits::default());
+    let requested = request(&api, &hers, "mine").await.expect(202);
+    let (template, build) = (requested.text("templateID"), requested.text("buildID"));
+    let path = format!("/templates/{template}/builds/{build}");
+    let agent = format!("{path}/ssh/default");
+    let get = |who| api.call_as(who, "GET", &agent, Value::Null);
+    assert_eq!(get(&his).await.expect_error(404), "template_not_found");
+    assert_eq!(get(&hers).await.expect_error(426), "upgrade_required");
+    // The build waits for its start.
+    let upgrade = Request::builder()
+        .uri(&agent)
+        .header("x-api-key", &new.secret)
+        .header("connection", "upgrade")
+        .header("upgrade", "ssh-agent");
+    let waiting = api.send(upgrade.body(Body::empty()).unwrap()).await;
+    assert_eq!(waiting.expect_error(409), "not_running");
+    let spec = json!({ "stages": [{ "from": { "template": "base" }, "steps": [] }] });
+    let many: Vec<String> = (0..17).map(|number| number.to_string()).collect();
+    for (body, reason) in [
+        (json!({ "ssh": ["default"] }), "`ssh` requires `spec`"),
+        (json!({ "spec": spec, "ssh": ["a/b"] }), "letters, digits"),
+        (json!({ "spec": spec, "ssh": ["a", "a"] }), "given twice"),
+        (json!({ "spec": spec, "ssh": many }), "too many SSH agents"),
+    ] {
+        let start = format!("/v2{path}");
+        let refused = api.call_as(&hers, "POST", &start, body).await;
+        assert!(
+            refused.body.to_string().contains(reason),
+            "{}",
+            refused.body
+        );
+        assert_eq!(refused.expect_error(400), "invalid_request");
+    }
+}

@@ -77,6 +77,7 @@ pub fn curl(method: &str, path: &str, operation: &Value) -> String {
         ("upload", _) => format!("curl -T files.tar.gz {url}"),
         ("streamPort", _) => upgrade(&command, "tcp"),
         ("leaseSandbox", _) => upgrade(&command, "lease"),
+        ("streamSshAgent", _) => upgrade(&command, "ssh-agent"),
         (_, Some(body)) => format!("{command} \\\n  --json '{body}'"),
         (_, None) => command,
     }

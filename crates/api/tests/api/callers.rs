@@ -129,6 +129,7 @@ impl Tenant {
             "{volumeSnapshotID}" => self.volume_snapshot.clone(),
             "{webhookID}" => self.webhook.clone(),
             "{tag}" => "default".to_owned(),
+            "{agent}" => "default".to_owned(),
             "{port}" => "80".to_owned(),
             "{pid}" => "7".to_owned(),
             "{host}" => "h1".to_owned(),

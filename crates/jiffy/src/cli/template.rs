@@ -174,6 +174,10 @@ pub struct TemplateBuildArgs {
     /// Secret for RUN --mount=type=secret: id=NAME with src=FILE or env=VARIABLE. Can be repeated
     #[arg(long, value_name = "SPEC", conflicts_with = "source")]
     pub secret: Vec<String>,
+    /// SSH agent for RUN --mount=type=ssh: default (the agent of SSH_AUTH_SOCK) or NAME=SOCKET. Can
+    /// be repeated
+    #[arg(long, value_name = "SPEC", conflicts_with = "source")]
+    pub ssh: Vec<String>,
     /// Target stage of the Dockerfile [default: the last]
     #[arg(long, value_name = "STAGE", conflicts_with = "source")]
     pub target: Option<String>,

@@ -169,6 +169,7 @@ pub async fn receive(
         rename,
         max_bytes: limits.bytes,
         max_entries: limits.entries,
+        layer: false,
     };
     // The unpacker blocks on the file system, and therefore runs on a thread of its own.
     let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);

@@ -5,6 +5,7 @@
 //! packages, files and settings of a template.
 
 use super::show::mib;
+use super::ssh_agent::{self, SshAgent};
 use crate::cli::TemplateBuildArgs;
 use anyhow::{Context, bail};
 use data_encoding::BASE64;
@@ -69,6 +70,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     let context = PathBuf::from(args.recipe.as_deref().unwrap_or("."));
     let name = name(args, &context)?;
     let secrets = read_secrets(&args.secret)?;
+    let agents = ssh_agent::read_options(&args.ssh)?;
     let mut prepared = read(args, file, &context)?;
     for warning in &prepared.warnings {
         errln!("jiffy: {warning}");
@@ -96,8 +98,12 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
         let body = json!({ "public": true });
         let _: Value = client.call(Method::PATCH, &path, &body).await?;
     }
-    start_build(&client, template, build, &prepared.spec, &secrets).await?;
     let path = format!("/templates/{template}/builds/{build}");
+    let body = start_body(&prepared.spec, &secrets, &agents);
+    let start_path = format!("/v2{path}");
+    let () = client.call(Method::POST, &start_path, &body).await?;
+    // Offered until the end of this function.
+    let _offered = ssh_agent::offer(&client, &path, &agents);
     let result = tokio::select! {
         result = follow(&client, &path, args.json, &mut bar) => Some(result),
         _ = tokio::signal::ctrl_c() => None,
@@ -295,7 +301,11 @@ async fn start_build(
     if !secrets.is_empty() {
         body["secrets"] = json!(secrets);
     }
-    client.call(Method::POST, &path, &body).await
+    if !agents.is_empty() {
+        let names: Vec<&str> = agents.iter().map(|agent| agent.id.as_str()).collect();
+        body["ssh"] = json!(names);
+    }
+    body
 }
 
 /// Reads the secrets of a build in the form of `docker build --secret`.

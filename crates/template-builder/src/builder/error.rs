@@ -55,6 +55,15 @@ pub enum BuilderError {
     /// The build was started before.
     #[error("build {0} was already started: request a new build")]
     Started(String),
+    /// The build waits for its start or has ended.
+    #[error("build {0} is not running")]
+    NotRunning(String),
+    /// A request for connections to an SSH agent that the build was not started with, or one of too
+    /// many requests.
+    #[error(
+        "the build was started without the SSH agent `{0}`, or too many requests wait for its connections"
+    )]
+    SshAgent(String),
     /// Invalid build description.
     #[error("{0}")]
     Spec(String),

@@ -12,6 +12,7 @@ mod patience;
 mod publish;
 mod remote_files;
 mod run_mounts;
+mod ssh_sockets;
 mod stage;
 mod step;
 
@@ -19,6 +20,7 @@ use super::failure::BuildFailure;
 use super::log::BuildLog;
 use super::records::{BuildRecord, TemplateRecord};
 use super::secrets::BuildSecrets;
+use super::ssh_clients::SshClients;
 use super::{BUILD_METADATA_KEY, BuilderInner};
 use build_sandboxes::BuildSandboxes;
 use jiffy_agent_client::AgentClient;
@@ -46,6 +48,8 @@ pub struct BuildJob {
     spec: BuildSpec,
     /// Secrets for `RUN --mount=type=secret`.
     secrets: BuildSecrets,
+    /// SSH agents for `RUN --mount=type=ssh`.
+    ssh: Arc<SshClients>,
     log: Arc<BuildLog>,
     /// Stage whose sandbox clones Git repositories. `None` until the first clone.
     git_stage: tokio::sync::Mutex<Option<StageState>>,
@@ -70,7 +74,7 @@ impl BuildJob {
         template: TemplateRecord,
         build: BuildRecord,
         spec: BuildSpec,
-        secrets: BuildSecrets,
+        (secrets, ssh): (BuildSecrets, Arc<SshClients>),
         log: Arc<BuildLog>,
     ) -> Self {
         Self {
@@ -80,6 +84,7 @@ impl BuildJob {
             build,
             spec,
             secrets,
+            ssh,
             log,
             git_stage: tokio::sync::Mutex::default(),
             writing: Arc::default(),

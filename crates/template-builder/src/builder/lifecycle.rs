@@ -7,11 +7,13 @@ use super::job::{BuildJob, BuildOutcome};
 use super::log::{BuildLog, BuildProgress};
 use super::records::{BuildEnd, BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
 use super::secrets::BuildSecrets;
-use super::{Builder, BuilderError, RunningBuild};
+use super::ssh_clients::SshClients;
+use super::{Builder, BuilderError, RunningBuild, printable};
 use jiffy_api_types::EventType;
 use jiffy_build_spec::spec::{BuildSpec, StageBase};
 use jiffy_event_log::Event;
 use std::sync::Arc;
+use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 
 /// Maximum number of steps of one build.
@@ -45,13 +47,14 @@ impl Drop for TemplateLockEntry<'_> {
 }
 
 impl Builder {
-    /// Starts a build in the background. The secrets are dropped at its end.
+    /// Starts a build in the background. The secrets and the SSH agents are dropped at its end.
     pub fn start(
         &self,
         template: &TemplateRecord,
         build: &BuildRecord,
         spec: BuildSpec,
         secrets: BuildSecrets,
+        ssh: SshClients,
     ) -> Result<(), BuilderError> {
         check_spec(&spec)?;
         if build.status != BuildStatus::Waiting {
@@ -61,6 +64,7 @@ impl Builder {
         let token = CancellationToken::new();
         let ended = CancellationToken::new();
         let log = Arc::new(BuildLog::new(self.0.records.clone(), &build.id));
+        let ssh = Arc::new(ssh);
         {
             // The check and the insertion are under one lock, so that two calls cannot start the
             // same build.
@@ -72,6 +76,7 @@ impl Builder {
                 cancel: token.clone(),
                 ended: ended.clone(),
                 log: log.clone(),
+                ssh: ssh.clone(),
             };
             running.insert(build.id.clone(), this);
         }
@@ -81,7 +86,7 @@ impl Builder {
             template.clone(),
             build.clone(),
             spec,
-            secrets,
+            (secrets, ssh),
             log.clone(),
         );
         self.report(EventType::BuildStarted, template, build, None);
@@ -216,6 +221,29 @@ impl Builder {
         let ended = self.0.running.lock().get(build).map(|b| b.ended.clone());
         if let Some(ended) = ended {
             ended.cancelled().await;
+        }
+    }
+
+    /// Waits for a connection of a step to the SSH agent `name` of the build's client.
+    ///
+    /// # Errors
+    /// The build is not running or ends, or the client does not offer the agent.
+    pub async fn ssh_connection(
+        &self,
+        build: &str,
+        name: &str,
+    ) -> Result<UnixStream, BuilderError> {
+        let ended = || BuilderError::NotRunning(build.to_owned());
+        let (ssh, end) = {
+            let running = self.0.running.lock();
+            let running = running.get(build).ok_or_else(ended)?;
+            (running.ssh.clone(), running.ended.clone())
+        };
+        let unknown = || BuilderError::SshAgent(printable(name));
+        let connection = ssh.wait(name).ok_or_else(unknown)?;
+        tokio::select! {
+            connection = connection => connection.map_err(|_| ended()),
+            () = end.cancelled() => Err(ended()),
         }
     }
 

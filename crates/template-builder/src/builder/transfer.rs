@@ -29,6 +29,7 @@ fn archive_options(request: &CopyRequest, owner: Option<&str>, gzip: bool) -> Ar
         owner: request.owner.clone().or(owner.map(str::to_owned)),
         mode: request.mode.clone(),
         gzip,
+        layer: false,
     }
 }
 
@@ -128,6 +129,16 @@ pub async fn copy_between(
         });
     }
     Ok(copied)
+}
+
+/// Applies the changes of a sandbox to a new sandbox of the same template.
+pub async fn copy_layer(layer: FileReader, to: &AgentClient) -> Result<(), BuildFailure> {
+    let options = ArchiveOptions {
+        user: Some(ROOT_USER.to_owned()),
+        layer: true,
+        ..ArchiveOptions::default()
+    };
+    forward(layer, to.archive_write("/", &options)).await
 }
 
 async fn forward(mut reader: FileReader, mut writer: FileWriter) -> Result<(), BuildFailure> {

@@ -98,6 +98,7 @@ fn prepare(
         rename: None,
         max_bytes: None,
         max_entries: None,
+        layer: query.layer,
     };
     let failed = |e: &io::Error| RestError::io(&format!("cannot open '{}'", path.display()), e);
     operation::make_dirs(&path, user).map_err(|e| failed(&e))?;

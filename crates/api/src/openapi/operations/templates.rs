@@ -221,6 +221,14 @@ pub(super) fn templates() -> Vec<Operation> {
         )
         .answers_no_content()
         .fails_with(&[501]),
+        Operation::get(
+            "/templates/{templateID}/builds/{buildID}/ssh/{agent}",
+            "streamSshAgent",
+            "Wait for a connection of a build step to an SSH agent of the client, and receive it. \
+             Requires HTTP/1.1 with `Upgrade: ssh-agent`",
+        )
+        .answers_with(101, "A program has connected. The bytes of the connection follow")
+        .fails_with(&[403, 409, 426, 429, 501]),
         Operation::post(
             "/templates/tags",
             "addTags",

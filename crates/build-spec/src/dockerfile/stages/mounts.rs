@@ -10,6 +10,13 @@ use std::collections::BTreeMap;
 const MAX_MOUNTS: usize = 64;
 /// Directory of secrets without a target.
 const SECRETS_DIRECTORY: &str = "/run/secrets";
+/// Prefix of the sockets of SSH agents without a target, as in Docker. The number of the mount
+/// follows.
+const SSH_SOCKET: &str = "/run/buildkit/ssh_agent.";
+/// Name of the SSH agent that a mount without an id uses, as in Docker.
+const DEFAULT_SSH_ID: &str = "default";
+/// Permissions of the sockets of SSH agents, as in Docker.
+const SSH_MODE: u32 = 0o600;
 /// Permissions of secrets, as in Docker.
 const SECRET_MODE: u32 = 0o400;
 /// Permissions of new cache directories, as in Docker.
@@ -77,10 +84,8 @@ impl StageParser<'_> {
             },
             "secret" => options.secret()?,
             "ssh" => {
-                return Err(line.error(
-                    "--mount=type=ssh is not supported: agents of the client cannot be reached \
-                     from the build; use a deploy key with --mount=type=secret",
-                ));
+                let is_socket = |mount: &&RunMount| matches!(mount, RunMount::Ssh { .. });
+                options.ssh(mounts.iter().filter(is_socket).count())?
             }
             kind => return Err(line.error(format!("--mount=type={kind}: unknown type of mount"))),
         };
@@ -234,6 +239,21 @@ impl MountOptions<'_> {
             uid: self.number("uid", 10)?.unwrap_or(0),
             gid: self.number("gid", 10)?.unwrap_or(0),
             mode: self.number("mode", 8)?.unwrap_or(SECRET_MODE),
+        })
+    }
+
+    /// Returns the mount of an SSH agent. `number` is the number of such mounts before.
+    fn ssh(&mut self, number: usize) -> Result<RunMount, DockerfileError> {
+        let target = self.first(&["target", "dst", "destination"]);
+        let target = target.filter(|t| !t.trim_matches('/').is_empty());
+        let id = self.take("id").filter(|id| !id.is_empty());
+        Ok(RunMount::Ssh {
+            id: id.unwrap_or_else(|| DEFAULT_SSH_ID.to_owned()),
+            target: target.unwrap_or_else(|| format!("{SSH_SOCKET}{number}")),
+            required: self.flag(&["required"])?.unwrap_or(false),
+            uid: self.number("uid", 10)?.unwrap_or(0),
+            gid: self.number("gid", 10)?.unwrap_or(0),
+            mode: self.number("mode", 8)?.unwrap_or(SSH_MODE),
         })
     }
 }

@@ -114,6 +114,7 @@ fn unsupported(action: &StepAction) -> Option<&'static str> {
         StepAction::Run { mounts, .. } => mounts.iter().find_map(|mount| match mount {
             RunMount::Bind { .. } => Some(context),
             RunMount::Secret { .. } => Some("triggers of a base cannot use secrets of this build"),
+            RunMount::Ssh { .. } => Some("triggers of a base cannot use SSH agents of this build"),
             _ => None,
         }),
         StepAction::OnBuild(_) => Some("a trigger cannot define a trigger"),

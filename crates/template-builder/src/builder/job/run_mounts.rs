@@ -11,9 +11,14 @@ use super::stage::StageState;
 use data_encoding::{BASE64, HEXLOWER};
 use jiffy_agent_client::{AgentClient, EntryKind};
 use jiffy_build_spec::spec::RunMount;
+use jiffy_engine_api::new_id;
+use jiffy_proto::agent::SocketListener;
 use jiffy_proto::process_mounts::{ProcessMount, ProcessMounts, Secret};
 use sha2::{Digest, Sha256};
+use tokio::task::JoinSet;
 
+/// Variable with the socket of the SSH agent.
+const SSH_VARIABLE: &str = "SSH_AUTH_SOCK";
 /// Maximum size of the retained content of a cache mount in bytes.
 const MAX_CACHE_BYTES: u64 = 4 << 30;
 
@@ -26,6 +31,8 @@ pub(super) struct PreparedMounts {
     created: Vec<String>,
     /// Cache directories: name of the stored content, and path.
     caches: Vec<(String, String)>,
+    /// Tasks that pass connections to SSH agents. Dropping them closes the connections.
+    ssh: Vec<JoinSet<()>>,
 }
 
 /// Returns whether a step receives a secret.
@@ -132,6 +139,46 @@ impl BuildJob {
                         size_bytes: *size_bytes,
                     });
                 }
+                RunMount::Ssh {
+                    id,
+                    target,
+                    required,
+                    uid,
+                    gid,
+                    mode,
+                } => {
+                    // Without the agent, an optional mount is omitted.
+                    if !self.ssh.has(id) {
+                        if *required {
+                            return Err(BuildFailure::new(format!(
+                                "the SSH agent `{id}` is required: pass --ssh {id}"
+                            )));
+                        }
+                        continue;
+                    }
+                    let target = path(target)?;
+                    let unique = new_id().map_err(|e| BuildFailure::from_error(&e))?;
+                    let source = format!("{STAGING}/ssh-{unique}");
+                    let listener = SocketListener {
+                        path: source.clone(),
+                        uid: *uid,
+                        gid: *gid,
+                        mode: *mode,
+                        only_retains: false,
+                    };
+                    let sandbox = at.sandbox.as_deref().unwrap_or_default();
+                    let tasks = self.ssh_socket(sandbox, id, listener).await?;
+                    prepared.ssh.push(tasks);
+                    prepared.create_target(agent, &target, false).await?;
+                    // As in Docker, the variable names the socket of the first such mount.
+                    let variable = process.env.entry(SSH_VARIABLE.to_owned());
+                    variable.or_insert_with(|| Secret(target.clone()));
+                    process.mounts.push(ProcessMount::Bind {
+                        source,
+                        target,
+                        read_only: false,
+                    });
+                }
                 RunMount::Secret {
                     id,
                     target,
@@ -183,13 +230,15 @@ impl BuildJob {
     pub(super) async fn finish_mounts(
         &self,
         agent: &AgentClient,
-        prepared: PreparedMounts,
+        mut prepared: PreparedMounts,
         succeeded: bool,
         name: &str,
     ) -> Result<(), BuildFailure> {
         if prepared.process.is_none() {
             return Ok(());
         }
+        // Remaining programs of the command lose their connections to SSH agents.
+        prepared.ssh.clear();
         if succeeded {
             for (cache, path) in &prepared.caches {
                 // The cache is not part of the result, so that the step succeeds without it.

@@ -7,8 +7,8 @@
 use super::super::copy::{self, ROOT_USER};
 use super::super::failure::BuildFailure;
 use super::super::log::LineSplitter;
-use super::super::step_key;
 use super::super::user::add_user;
+use super::super::{step_key, transfer};
 use super::copy_step::CopiedFiles;
 use super::run_mounts::has_secrets;
 use super::stage::StageState;
@@ -84,14 +84,15 @@ impl BuildJob {
         // Secrets may remain in the memory of the guest, which neither the snapshot nor a later
         // step may contain.
         let secret = matches!(&step.action, StepAction::Run { mounts, .. } if has_secrets(mounts));
-        let content = if secret {
-            SnapshotContent::Filesystem
+        let without_memory = SnapshotContent::Filesystem;
+        let is_storable = (self.inner.sandboxes)
+            .check_content(None, without_memory)
+            .is_ok();
+        let content = if secret && is_storable {
+            without_memory
         } else {
             SnapshotContent::Full
         };
-        // Check whether such a snapshot can be stored before the command receives the secret.
-        let storable = self.inner.sandboxes.check_content(None, content);
-        storable.map_err(|e| BuildFailure::new(format!("--mount=type=secret: {e}")))?;
         let agent = self.agent(at).await?;
         let done = match &step.action {
             StepAction::Run {
@@ -131,6 +132,10 @@ impl BuildJob {
                 copy::create_directory(&agent, path, ROOT_USER).await?;
             }
         }
+        if secret && !is_storable {
+            // Without such snapshots, only the files of the guest reach a new guest.
+            self.replace_guest(&agent, at).await?;
+        }
         let sandbox = at.sandbox.as_deref().unwrap_or_default();
         let mut patience = self.patience();
         let snapshot = loop {
@@ -142,10 +147,53 @@ impl BuildJob {
         };
         self.inner.touch_step(&at.key);
         at.source = SandboxSource::Snapshot(snapshot.id().to_owned());
-        if secret {
+        if secret && is_storable {
             self.release_sandbox(at).await;
         }
         at.push_history(step, Some(began.elapsed()));
+        Ok(())
+    }
+
+    /// Replaces the stage's sandbox by a new sandbox of the base with the same files, so that
+    /// nothing in the memory of the present sandbox reaches later steps or snapshots. `agent` is
+    /// the agent of the present sandbox.
+    async fn replace_guest(
+        &self,
+        agent: &AgentClient,
+        at: &mut StageState,
+    ) -> Result<(), BuildFailure> {
+        let layer = agent.layer().await;
+        let layer = layer.map_err(|e| BuildFailure::agent("read the changes of the build", e))?;
+        let present = at.sandbox.take();
+        let base = at.base.clone();
+        let source = base.reference();
+        // The changes apply to this version of the base only.
+        let is_same = || {
+            let now = self.inner.templates.manifest(&source);
+            now.is_ok_and(|manifest| manifest.version() == base.version())
+        };
+        let changed = || {
+            BuildFailure::new(format!(
+                "the template `{source}` was changed during the build: build again"
+            ))
+        };
+        if !is_same() {
+            at.sandbox = present;
+            return Err(changed());
+        }
+        at.source = SandboxSource::Template(source.clone());
+        let created = self.agent(at).await?;
+        if !is_same() {
+            return Err(changed());
+        }
+        transfer::copy_layer(layer, &created).await?;
+        if let Some(id) = present {
+            self.sandboxes.remove(&id).await.map_err(|e| {
+                BuildFailure::new(format!(
+                    "cannot remove the sandbox of a step with secrets: {e}"
+                ))
+            })?;
+        }
         Ok(())
     }
 
