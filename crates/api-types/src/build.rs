@@ -10,6 +10,15 @@ pub const MAX_BUILD_STEPS: usize = 1000;
 /// Maximum number of secrets of one build.
 pub const MAX_BUILD_SECRETS: usize = 64;
 
+/// Maximum number of keys for signatures of images of one build.
+pub const MAX_VERIFY_KEYS: usize = 16;
+/// Maximum number of SSH agents of one build.
+pub const MAX_BUILD_SSH_AGENTS: usize = 16;
+/// Maximum length of the name of an SSH agent in bytes.
+pub const MAX_SSH_ID_BYTES: usize = 64;
+/// Pattern of names of SSH agents.
+const SSH_ID: &str = "^[A-Za-z0-9._-]{1,64}$";
+
 /// Body of a request to start a build: one stage in the form of E2B's clients, or a complete
 /// specification. `Spec` is the type that the specification is read as.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -41,6 +50,15 @@ pub struct BuildStart<Spec = Map<String, Value>> {
     /// stored nor logged. Only together with `spec`.
     #[schemars(length(max = MAX_BUILD_SECRETS))]
     pub secrets: Option<Vec<BuildSecret>>,
+    /// Public keys in PEM (ECDSA with P-256). If not empty, one of them must have signed each image
+    /// of a registry, in the format of cosign. Not together with `spec`, which has a field of its
+    /// own.
+    #[schemars(length(max = MAX_VERIFY_KEYS))]
+    pub verify_keys: Option<Vec<String>>,
+    /// Names of the SSH agents that the client offers to `RUN --mount=type=ssh`. The client opens
+    /// streams for their connections. Only together with `spec`.
+    #[schemars(length(max = MAX_BUILD_SSH_AGENTS), inner(regex(pattern = SSH_ID)))]
+    pub ssh: Option<Vec<String>>,
 }
 
 /// Secret of a build.

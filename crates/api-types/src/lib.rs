@@ -36,7 +36,8 @@ mod webhook;
 
 pub use build::{
     BuildLogs, BuildProgress, BuildSecret, BuildStart, BuildState, BuildStatus, BuildStep,
-    FailureReason, ImageRegistry, MAX_BUILD_SECRETS, MAX_BUILD_STEPS,
+    FailureReason, ImageRegistry, MAX_BUILD_SECRETS, MAX_BUILD_SSH_AGENTS, MAX_BUILD_STEPS,
+    MAX_SSH_ID_BYTES, MAX_VERIFY_KEYS,
 };
 pub use comparison::{
     ComparedContent, ComparedFile, ComparedState, ComparedType, Comparison, ComparisonSummary,

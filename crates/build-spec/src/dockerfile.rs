@@ -59,6 +59,7 @@ pub fn parse(text: &str, options: &DockerfileOptions) -> Result<ParsedDockerfile
             force: false,
             idle_timeout_s: None,
             network: TemplateNetwork::default(),
+            verify_keys: Vec::new(),
         },
         warnings,
     })

@@ -25,6 +25,9 @@ pub struct BuildSpec {
     /// Network rules of the template's sandboxes. If empty, the rules of the base apply.
     #[serde(default, skip_serializing_if = "TemplateNetwork::is_empty")]
     pub network: TemplateNetwork,
+    /// Public keys in PEM. If not empty, one of them must have signed each image of a registry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub verify_keys: Vec<String>,
 }
 
 /// A base, and the steps that are applied to it.

@@ -18,10 +18,12 @@ mod fetched_image;
 mod job;
 mod layout;
 mod registry;
+mod signature;
 
 pub use disk_budget::DiskBudget;
 pub use error::{ImportError, RegistryError};
 pub use jiffy_registry_pull::PullSettings;
+pub use signature::VerifyKey;
 
 use crate::home::Home;
 use crate::layer::{LayerStore, UnpackLimits};
@@ -67,6 +69,8 @@ pub struct Import {
     /// Limits of each layer.
     pub limits: UnpackLimits,
     pub disk: DiskBudget,
+    /// If not empty, one of these keys must have signed an image of a registry.
+    pub verify_keys: Vec<VerifyKey>,
 }
 
 /// Origin of the files.

@@ -72,6 +72,11 @@ pub(crate) fn ssh_clients(start: &mut BuildStart<BuildSpec>) -> Result<SshClient
 /// specification, which is used unchanged.
 pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> {
     if let Some(spec) = start.spec {
+        if start.verify_keys.is_some_and(|keys| !keys.is_empty()) {
+            return Err(ApiError::invalid(
+                "`verifyKeys` and `spec` exclude each other: use `verifyKeys` of `spec`",
+            ));
+        }
         check_template(&spec.network)?;
         return Ok(spec);
     }
@@ -130,6 +135,7 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
         force: start.force.unwrap_or_default(),
         idle_timeout_s: None,
         network: TemplateNetwork::default(),
+        verify_keys: start.verify_keys.unwrap_or_default(),
     })
 }
 
@@ -417,6 +423,10 @@ mod tests {
             (
                 json!({ "steps": [], "secrets": [{ "id": "a", "value": "eA==" }] }),
                 "`secrets` requires `spec`",
+            ),
+            (
+                json!({ "spec": { "stages": [] }, "verifyKeys": ["x"] }),
+                "use `verifyKeys` of `spec`",
             ),
             (
                 json!({ "fromImage": "a", "fromImageRegistry": { "type": "aws" } }),

@@ -167,6 +167,7 @@ pub(crate) fn spec(new: NewImageTemplate) -> Result<BuildSpec, ApiError> {
         force: false,
         idle_timeout_s: None,
         network,
+        verify_keys: Vec::new(),
     })
 }
 

@@ -54,6 +54,15 @@ pub enum ImportError {
     NotExported,
     #[error("{what} does not match its digest (its content has sha256 {found}): run again")]
     Digest { what: String, found: String },
+    #[error(
+        "image {image} has no signature: sign it with `cosign sign --key`, or use another image"
+    )]
+    Unsigned { image: String },
+    #[error(
+        "image {image} has no valid signature: none of its {count} signatures was made with the given \
+         key for this image"
+    )]
+    Signature { image: String, count: usize },
     #[error("cannot unpack {what}")]
     Layer { what: String, source: LayerError },
     #[error(transparent)]

@@ -10,6 +10,7 @@ use super::job::ImportJob;
 use super::registry::RegistryImage;
 use super::{
     FoundImage, Import, ImportError, ProgressSink, PullSettings, RegistryAccess, RegistryError,
+    signature,
 };
 use crate::file::OnPath;
 use crate::home::Home;
@@ -68,6 +69,11 @@ impl FetchedImage {
     ) -> Result<FetchOutcome, ImportError> {
         let mut registry = RegistryImage::new(reference, access, pull)?;
         let (found, descriptors) = registry.image()?;
+        if !import.verify_keys.is_empty() {
+            // A second client, because a mirror may lack the signatures of its images.
+            let mut signatures = RegistryImage::new(reference, access, pull)?;
+            signature::verify(&mut signatures, registry.digests(), &import.verify_keys)?;
+        }
         if let Some(template) = super::up_to_date(templates, import, &found)? {
             return Ok(FetchOutcome::UpToDate(Box::new(template)));
         }

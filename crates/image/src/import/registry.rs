@@ -34,6 +34,9 @@ pub(super) struct RegistryImage {
     has_downloaded: bool,
     /// True if layers come from more than one server.
     is_mixed: bool,
+    /// SHA-256 digests of the manifests that determine the image: an index, if any, and the
+    /// manifest of the image.
+    digests: Vec<String>,
 }
 
 /// Server that has an image: its registry, or a mirror of the registry.
@@ -128,6 +131,7 @@ impl RegistryImage {
             others,
             has_downloaded: false,
             is_mixed: false,
+            digests: Vec::new(),
         })
     }
 
@@ -165,11 +169,13 @@ impl RegistryImage {
     pub(super) fn image(&mut self) -> Result<(FoundImage, Vec<Descriptor>), ImportError> {
         let requested = self.reference.digest().map(str::to_owned);
         let (mut text, mut digest) = self.manifest(requested)?;
+        self.digests = vec![digest.clone()];
         let mut document: Document = parse("manifest", &text)?;
         if document.config.is_none() && !document.manifests.is_empty() {
             let selected = document.linux_amd64()?.digest.clone();
             sha256(&selected)?;
             (text, digest) = self.manifest(Some(selected))?;
+            self.digests.push(digest.clone());
             document = parse("manifest", &text)?;
         }
         let config = document.config.as_ref().ok_or_else(|| {
@@ -178,6 +184,24 @@ impl RegistryImage {
         let config: ImageConfig = parse("configuration", &self.document(config)?)?;
         let found = FoundImage::new(config, Some(digest), document.layers.len())?;
         Ok((found, document.layers))
+    }
+
+    /// Returns the digests of the manifests that [`Self::image`] has read.
+    pub(super) fn digests(&self) -> &[String] {
+        &self.digests
+    }
+
+    /// Returns the manifest of a tag without checking its digest. `None` if no server has the tag.
+    pub(super) fn optional_manifest(&mut self, tag: &str) -> Result<Option<Vec<u8>>, ImportError> {
+        loop {
+            match self.puller.manifest(tag, MAX_DOCUMENT_BYTES) {
+                Ok(text) => return Ok(Some(text)),
+                Err(PullError::Fault(PullFault::NotFound)) if self.others.len() == 0 => {
+                    return Ok(None);
+                }
+                Err(e) => self.fall_back("its signature", e)?,
+            }
+        }
     }
 
     /// Returns a manifest and its SHA-256. The SHA-256 equals `digest` if given.
@@ -200,7 +224,7 @@ impl RegistryImage {
     }
 
     /// Downloads and verifies a small document.
-    fn document(&mut self, descriptor: &Descriptor) -> Result<Vec<u8>, ImportError> {
+    pub(super) fn document(&mut self, descriptor: &Descriptor) -> Result<Vec<u8>, ImportError> {
         let expected = sha256(&descriptor.digest)?;
         let text = loop {
             match self

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tar::EntryType;
 
 mod registry_on_loopback;
+mod signatures;
 
 /// An image as an OCI layout in a directory.
 struct Image {
@@ -115,6 +116,7 @@ fn import_of(name: &str, source: ImportSource) -> Import {
         ready: None,
         limits: UnpackLimits::default(),
         disk: DiskBudget::default(),
+        verify_keys: Vec::new(),
     }
 }
 

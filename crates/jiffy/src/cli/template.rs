@@ -184,6 +184,10 @@ pub struct TemplateBuildArgs {
     /// Do not use the build cache
     #[arg(long, conflicts_with = "source")]
     pub no_cache: bool,
+    /// Public key in PEM (cosign.pub) that must have signed each image. Can be repeated: one of the
+    /// keys must have signed
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from_tar", "from_dir"])]
+    pub verify_key: Vec<PathBuf>,
     /// Additional tag
     #[arg(long, value_name = "TAG", conflicts_with = "source")]
     pub tag: Vec<String>,
@@ -253,6 +257,8 @@ impl TemplateBuildArgs {
         let ready = self.ready_port.is_some() || self.ready_command.is_some();
         let dockerfile = !self.build_arg.is_empty()
             || !self.secret.is_empty()
+            || !self.ssh.is_empty()
+            || !self.verify_key.is_empty()
             || self.target.is_some()
             || self.no_cache;
         let start = self.start.is_some() || self.start_image_command;

@@ -79,6 +79,7 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     prepared.spec.start_image_command = args.start_image_command;
     prepared.spec.force = args.no_cache;
     prepared.spec.idle_timeout_s = args.idle_timeout;
+    prepared.spec.verify_keys = verify_keys(args)?;
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let body = json!({
         "name": name,
@@ -288,15 +289,16 @@ async fn send_files(
     Ok(())
 }
 
-/// Starts a build whose files were uploaded.
-async fn start_build(
-    client: &Client,
-    template: &str,
-    build: &str,
-    spec: &BuildSpec,
-    secrets: &[BuildSecret],
-) -> anyhow::Result<()> {
-    let path = format!("/v2/templates/{template}/builds/{build}");
+/// Reads the public keys that verify images.
+pub fn verify_keys(args: &TemplateBuildArgs) -> anyhow::Result<Vec<String>> {
+    let read = |file: &PathBuf| {
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+    };
+    args.verify_key.iter().map(read).collect()
+}
+
+/// Returns the body of the request that starts a build.
+fn start_body(spec: &BuildSpec, secrets: &[BuildSecret], agents: &[SshAgent]) -> Value {
     let mut body = json!({ "spec": spec });
     if !secrets.is_empty() {
         body["secrets"] = json!(secrets);

@@ -5,7 +5,8 @@ use crate::cli::{TemplateBuildArgs, TemplateSource};
 use anyhow::bail;
 use jiffy_engine_api::Readiness;
 use jiffy_image::{
-    DiskBudget, Import, ImportSource, ImportStart, RegistryAccess, UnpackLimits, Visibility,
+    DiskBudget, Import, ImportSource, ImportStart, RegistryAccess, UnpackLimits, VerifyKey,
+    Visibility,
 };
 use jiffy_registry_pull::{Cancel, Registries};
 use std::path::Path;
@@ -81,6 +82,10 @@ pub fn requested(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
         ready: readiness(args),
         limits: UnpackLimits::default(),
         disk: DiskBudget::default(),
+        verify_keys: super::build::verify_keys(args)?
+            .iter()
+            .map(|pem| VerifyKey::from_pem(pem).map_err(anyhow::Error::msg))
+            .collect::<anyhow::Result<_>>()?,
     }))
 }
 

@@ -247,6 +247,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         ready: None,
         limits: UnpackLimits::default(),
         disk: DiskBudget::default(),
+        verify_keys: Vec::new(),
     };
     import.run(&templates, &mut |_| ()).unwrap();
     let listed = test_home.ok(&["template", "ls"]);

@@ -3,7 +3,7 @@
 //! A *permit* counts towards a limit until it is dropped.
 
 use super::failure::BuildFailure;
-use super::job::{BuildJob, BuildOutcome};
+use super::job::{BuildJob, BuildOutcome, verify_keys};
 use super::log::{BuildLog, BuildProgress};
 use super::records::{BuildEnd, BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
 use super::secrets::BuildSecrets;
@@ -296,6 +296,9 @@ fn check_spec(spec: &BuildSpec) -> Result<(), BuilderError> {
     if let Some(ready) = &spec.startup.ready
         && let Err(why) = ready.probe()
     {
+        return reject(why);
+    }
+    if let Err(why) = verify_keys(spec) {
         return reject(why);
     }
     Ok(())

@@ -3,6 +3,7 @@
 use crate::import::ImportSource;
 use crate::import::RegistryAccess;
 use crate::skipped;
+use crate::verified::sum_of;
 use jiffy_registry_pull::{Cancel, PullerProgram, Registries};
 use std::fs::{self, File};
 use std::io::Write;
@@ -152,6 +153,18 @@ impl Loopback {
     /// Address of the registry.
     pub(super) fn host(&self) -> &str {
         &self.host
+    }
+
+    /// Returns the digest of a tag without `sha256:`.
+    pub(super) fn digest(&self, name: &str) -> String {
+        let mut skopeo = Command::new("skopeo");
+        skopeo.args(["inspect", "--raw", "--tls-verify=false"]);
+        let raw = skopeo
+            .arg(format!("docker://{}/{name}", self.host))
+            .output();
+        let raw = raw.unwrap();
+        assert!(raw.status.success(), "{raw:?}");
+        sum_of(&raw.stdout)
     }
 
     /// File of a blob in the registry.
