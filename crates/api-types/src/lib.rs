@@ -90,7 +90,7 @@ pub use network::{
     MAX_EGRESS_MBPS, MAX_NETWORK_ENTRIES, NetworkBody, NetworkSettings, NetworkUpdate,
     SandboxNetwork,
 };
-pub use parts::{Moment, Unsupported};
+pub use parts::Moment;
 pub use recipe::{Recipe, RecipeBuild, RecipeState};
 pub use sandbox::{
     Forked, JiffyFields, Lifecycle, ListedSandbox, Promoted, RollbackStatus, RolledBack, Sandbox,

@@ -34,18 +34,6 @@ impl JsonSchema for Moment {
     }
 }
 
-/// Option of E2B that Jiffy does not support. Only an empty value is accepted.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Unsupported(pub Value);
-
-impl Unsupported {
-    /// Returns whether the value is null, or an empty list or object.
-    pub fn is_empty(&self) -> bool {
-        is_empty(&self.0)
-    }
-}
-
 /// Returns whether a value is null, or an empty list or object.
 pub(crate) fn is_empty(value: &Value) -> bool {
     match value {
@@ -53,25 +41,5 @@ pub(crate) fn is_empty(value: &Value) -> bool {
         Value::Array(items) => items.is_empty(),
         Value::Object(map) => map.is_empty(),
         _ => false,
-    }
-}
-
-impl JsonSchema for Unsupported {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "Unsupported".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "anyOf": [
-                { "type": "null" },
-                { "type": "array", "maxItems": 0, "items": {} },
-                { "type": "object", "maxProperties": 0 },
-            ],
-        })
     }
 }

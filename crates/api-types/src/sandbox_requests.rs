@@ -2,13 +2,13 @@
 
 use crate::identity_token::NewIdentity;
 use crate::network::NetworkBody;
-use crate::parts::{MAX_TIMEOUT_S, Unsupported};
+use crate::parts::MAX_TIMEOUT_S;
 use crate::sandbox_info::OnTimeout;
 use crate::size::SandboxSize;
 use crate::volume::NewVolumeMount;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Maximum length of a sandbox's name, as for a label of a host name.
@@ -105,8 +105,9 @@ pub struct NewSandbox {
     pub envs: Option<BTreeMap<String, String>>,
     /// Behaviour at the timeout in the form of newer clients.
     pub lifecycle: Option<NewLifecycle>,
-    /// Not supported: rejected unless empty.
-    pub mcp: Option<Unsupported>,
+    /// Servers for the template `mcp-gateway`. Not used by the daemon: clients of E2B start the
+    /// gateway by a command after the create.
+    pub mcp: Option<Map<String, Value>>,
     /// Identity of the sandbox towards other services.
     pub iam: Option<NewIdentity>,
     /// Volumes to mount, at most 16. Requires the engine `microvm`.

@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use jiffy_api_types::{
     AutoResume, MAX_AUTHORITIES_BYTES, MAX_NAME, MAX_PAIRS, MAX_VALUE, NetworkSettings,
-    NewLifecycle, NewSandbox, OnNodeLoss, OnTimeout, Proxy, SnapshotContent, Unsupported,
+    NewLifecycle, NewSandbox, OnNodeLoss, OnTimeout, Proxy, SnapshotContent,
 };
 use jiffy_engine_api::SandboxSize;
 use jiffy_proto::agent::SiteSettings;
@@ -193,12 +193,7 @@ async fn create_once(
 /// Rejects options that this host does not support, instead of ignoring them. `selects_host` states
 /// whether the coordinator, one host of a fleet, selects the host of the sandbox.
 fn reject_unsupported(request: &NewSandbox, selects_host: bool) -> Result<(), ApiError> {
-    let is_present = |value: &Option<Unsupported>| value.as_ref().is_some_and(|v| !v.is_empty());
     let refusals = [
-        (
-            is_present(&request.mcp),
-            "`mcp` is not supported: start the gateway in the sandbox with a command",
-        ),
         (
             request.on_node_loss == Some(OnNodeLoss::Restore),
             "`onNodeLoss: restore` is not supported: no host may start a sandbox while its lost host \

@@ -69,7 +69,7 @@ async fn settings_are_stored_in_either_api_dialect() {
         "templateID": "base:default", "timeout": 60, "autoPause": true, "autoResume": { "enabled": true },
         "allow_internet_access": false, "metadata": { "a": "b c" }, "envVars": { "X": "1" },
         "network": { "allowOut": ["example.com"], "denyOut": ["0.0.0.0/0"], "allowPublicTraffic": false },
-        "volumeMounts": [], "mcp": null, "iam": {}, "somethingNew": [1],
+        "volumeMounts": [], "mcp": { "exa": { "apiKey": "x" } }, "iam": {}, "somethingNew": [1],
     });
     let created = api.post("/v2/sandboxes", e2b).await.expect(201);
     let record = api.host.get(&created.id()).unwrap();
@@ -175,7 +175,6 @@ async fn invalid_creates_are_refused_with_a_sentence() {
         json!({ "templateID": "base", "envVars": { "A=B": "c" } }),
         json!({ "templateID": "base", "envVars": { "": "c" } }),
         json!({ "templateID": "base", "envVars": { "A": "\u{0}" } }),
-        json!({ "templateID": "base", "mcp": { "exa": {} } }),
         json!({ "templateID": "base", "iam": { "tokens": { "a": { "audience": "b" } } } }),
         json!({ "templateID": "base", "iam": { "roles": {} } }),
         json!({ "templateID": "base", "hostLabels": { "zone": "a" } }),

@@ -15,7 +15,7 @@ macro_rules! files {
     };
 }
 
-pub(super) const STOCK: [StockRecipe; 6] = [
+pub(super) const STOCK: [StockRecipe; 8] = [
     ("base", files!("base": "recipe.toml", "customize")),
     (
         "browser",
@@ -29,6 +29,7 @@ pub(super) const STOCK: [StockRecipe; 6] = [
             "requirements.txt", "server.py"
         ),
     ),
+    ("desktop", files!("desktop": "recipe.toml", "customize")),
     (
         "docker",
         files!("docker": "recipe.toml", "customize", "start"),
@@ -38,6 +39,12 @@ pub(super) const STOCK: [StockRecipe; 6] = [
         files!(
             "functions-builder": "recipe.toml", "customize", "cargo.toml", "package.json",
             "requirements.txt", "wasm-component-ld.mjs"
+        ),
+    ),
+    (
+        "mcp-gateway",
+        files!(
+            "mcp-gateway": "recipe.toml", "customize", "gateway.py", "requirements.txt", "servers.json"
         ),
     ),
     (
