@@ -53,12 +53,7 @@ class PythonContext(Context):
         except OSError as error:
             log.warning("cannot create the user's package directory, packages installed by the user will not be found: %s", error)
         self._place = tempfile.mkdtemp(prefix="jiffy-kernel-")
-        manager = AsyncKernelManager(
-            kernel_name="python3",
-            transport="ipc",
-            ip=os.path.join(self._place, "k"),
-            connection_file=os.path.join(self._place, "connection.json"),
-        )
+        manager = AsyncKernelManager(connection_file=os.path.join(self._place, "connection.json"), **self.kernel(self._place))
         await manager.start_kernel(cwd=self.cwd, env={**self.process_env(), "MPLBACKEND": "agg"})
         self._manager, self._client = manager, manager.client()
         self._client.start_channels(stdin=False, hb=False, control=False)
@@ -66,7 +61,15 @@ class PythonContext(Context):
         # Output sent before the subscription to `iopub` takes effect is lost. Repeat an empty
         # execution until its output arrives.
         await asyncio.wait_for(self._connect(), START_TIMEOUT)
-        await asyncio.wait_for(self._silently(SETUP.format(path=os.path.join(HERE, "kernel.py"))), START_TIMEOUT)
+        await asyncio.wait_for(self.set_up(), START_TIMEOUT)
+
+    def kernel(self, place):
+        """Returns the kernel and the form of its connections, which may use files in `place`."""
+        return {"kernel_name": "python3", "transport": "ipc", "ip": os.path.join(place, "k")}
+
+    async def set_up(self):
+        """Prepares a new kernel for the calls below."""
+        await self._silently(SETUP.format(path=os.path.join(HERE, "kernel.py")))
 
     async def _connect(self):
         while True:

@@ -5,6 +5,7 @@ through the gateway on the host, which authenticates its clients.
 """
 
 import asyncio
+import importlib.util
 import json
 import logging
 import os
@@ -165,12 +166,20 @@ class Health(Handler):
             raise RequestError(503, "Warming up")
 
 
+def further_languages():
+    """Returns the languages of a template that is based on this one: the kinds in its `further_languages.py`."""
+    if importlib.util.find_spec("further_languages") is None:
+        return {}
+    return importlib.import_module("further_languages").KINDS
+
+
 async def main():
     kinds = {
         "python": PythonContext,
         "bash": BashContext,
         "javascript": NodeContext,
         "typescript": NodeContext,
+        **further_languages(),
     }
     contexts, warm = Contexts(kinds), asyncio.Event()
     one = r"/contexts/([0-9A-Za-z-]+)"

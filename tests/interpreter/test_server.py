@@ -429,5 +429,47 @@ class Replies(unittest.IsolatedAsyncioTestCase):
             await context.stop()
 
 
+class FurtherLanguages(unittest.IsolatedAsyncioTestCase):
+    """The module that `code-interpreter-r-java` adds, with the kernel of Python: R and Java are not installed here."""
+
+    async def test_a_kernel_of_another_language_receives_variables_as_code(self):
+        sys.path[:0] = [str(SERVER.parent), str(SERVER.parents[1] / "code-interpreter-r-java")]
+        import further_languages
+        from output import Output
+
+        class Kernel(further_languages.KernelContext):
+            KERNEL = "python3"
+
+            def set_variable(self, key, value):
+                return f"import os; os.environ[{key!r}] = {value!r}"
+
+            def unset_variable(self, key):
+                return f"import os; os.environ.pop({key!r}, None)"
+
+        context = Kernel("other", "/")
+        await context.launch()
+
+        async def run(code, env):
+            output = Output()
+            await context.run(code, env, output)
+            lines = await output.next()
+            return [json.loads(line) for line in lines.splitlines()]
+
+        try:
+            read = "print(os.environ.get('WORD'), x)"
+            await run("import os; x = 3", {})
+            self.assertEqual(text(await run(read, {"WORD": 'a "b"'})), 'a "b" 3\n')
+            self.assertEqual(text(await run(read, {})), "None 3\n")
+            failed = next(e for e in await run("1 / 0", {}) if e["type"] == "error")
+            self.assertEqual(failed["name"], "ZeroDivisionError")
+        finally:
+            await context.stop()
+        self.assertEqual(set(further_languages.KINDS), {"r", "java"})
+        self.assertEqual(
+            further_languages.RContext("r", "/").set_variable("A", 'a "b"'),
+            'do.call(Sys.setenv, stats::setNames(list("a \\"b\\""), "A"))',
+        )
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -224,8 +224,8 @@ fn an_error_names_its_line_and_instruction() {
         ("FROM a AS b c", "must be `FROM image"),
         ("FROM a AS 1x", "not a valid name for a stage"),
         (
-            "FROM a\nRUN --mount=type=ssh cat",
-            "line 2: RUN: --mount=type=ssh is not supported",
+            "FROM a\nRUN --mount=type=ssh,env=A cat",
+            "line 2: RUN: --mount=type=ssh: the option 'env' is not supported",
         ),
         ("FROM a\nRUN --mount=type=x cat", "unknown type of mount"),
         ("FROM a\nRUN --mount=type=bind cat", "needs a target"),
@@ -438,4 +438,10 @@ fn random_input_causes_no_panic_and_no_hang() {
     assert!(parse(&deep, &DockerfileOptions::default()).is_err());
     let long = format!("FROM a\nRUN {}", "\\\n x".repeat(100_000));
     assert!(parse(&long, &DockerfileOptions::default()).is_ok());
+}
+
+#[test]
+fn dockerfiles_of_templates_are_parsed_without_a_warning() {
+    let text = include_str!("../../../templates/code-interpreter-r-java/Dockerfile");
+    assert!(read(text).warnings.is_empty());
 }
