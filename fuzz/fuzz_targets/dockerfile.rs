@@ -126,6 +126,7 @@ fn words(spec: &BuildSpec) -> Vec<&String> {
                         RunMount::Cache { id, target, .. } => found.extend([id, target]),
                         RunMount::Tmpfs { target, .. } => found.push(target),
                         RunMount::Secret { target, .. } => found.extend(target),
+                        RunMount::Ssh { id, target, .. } => found.extend([id, target]),
                     }
                 }
             }
