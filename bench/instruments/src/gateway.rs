@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 /// Size of a transferred file in bytes.
 const FILE_BYTES: u64 = 1 << 30;
-/// The same size as an argument of `truncate`.
+/// [`FILE_BYTES`] as an argument of `truncate`.
 const TRUNCATE_SIZE: &str = "1G";
 /// Size of one write in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
