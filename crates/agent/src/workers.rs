@@ -6,6 +6,9 @@
 //! class, the caller stops waiting. A thread that waits in such a call cannot be interrupted: it is
 //! *stuck* until the file system answers or is unmounted. The number of stuck threads is limited,
 //! and other calls continue on other threads.
+//!
+//! A call that transfers data is *suspended* while it waits for its client
+//! ([`Progress::wait_for_client`]). The patience does not apply during this time.
 
 mod error;
 mod job;
@@ -72,11 +75,11 @@ impl CallClass {
 const MAX_WAITING: usize = 1024;
 /// Maximum time that a call waits for a thread.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval at which the caller checks a running call. The first check also notifies an idle thread
-/// again if no thread has taken the call yet.
+/// Interval at which the caller checks a running call, and time until the first check of a call
+/// that a thread may take at once.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval at which the caller of a queued call checks whether a running call became stuck. Stuck
-/// calls do not count as active, so the queued call may then run.
+/// Interval at which the caller of a call that no thread has taken checks whether a running call
+/// became stuck. Stuck calls do not count as active, so a queued call may then run.
 const QUEUE_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum number of stuck calls on one file system. Further calls on it fail immediately.
 const MAX_STUCK_PER_FILE_SYSTEM: usize = 2;
@@ -291,6 +294,7 @@ impl Pool {
         // Relaxed suffices: the value is only compared with the clock. Results are passed through a
         // mutex and a channel.
         match record.progress_ms.load(Ordering::Relaxed) {
+            // The call waits for its client, which may take any time.
             SUSPENDED => Ok(CHECK_INTERVAL),
             NOT_STARTED if began.elapsed() >= QUEUE_TIMEOUT => {
                 let mut state = lock(&self.state);
@@ -304,7 +308,8 @@ impl Pool {
                 // may run.
                 let mut state = lock(&self.state);
                 self.admit_waiting(&mut state);
-                // Notify again if no thread has taken the ready task yet.
+                // A notified thread may not have run yet. Notify another idle thread, which may
+                // take the task earlier. If no idle thread remains, the notification has no effect.
                 if !state.ready.is_empty() && state.idle > 0 {
                     self.ready.notify_one();
                 }

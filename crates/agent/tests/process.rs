@@ -279,7 +279,7 @@ async fn the_timeout_kills_the_process_and_is_reported() {
 #[tokio::test]
 async fn a_timed_out_process_can_clean_up_and_its_whole_group_is_killed() {
     let agent = TestAgent::new();
-    // Its child ignores SIGTERM and is in the same process group.
+    // A child of the shell ignores SIGTERM and is in the process group of the shell.
     let mut spec = sh("trap 'echo cleaned; exit' TERM; \
          sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.1; done' & wait");
     spec.timeout = Some(Duration::from_millis(500));

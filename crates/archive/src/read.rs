@@ -284,7 +284,7 @@ impl<R: Read> ArchiveReader<R> {
             }
             numbers.push(pax::number(&digits).map_err(|e| self.broken(e))?);
             digits.clear();
-            // This is checked as soon as the count is read, before memory is allocated.
+            // Check the count as soon as it is read, before memory is allocated.
             if numbers[0] > self.limits.runs() {
                 return Err(self.broken("its map of holes is too long"));
             }

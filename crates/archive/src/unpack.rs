@@ -255,7 +255,7 @@ impl<R: Read> Unpacker<'_, R> {
             Err(e) => return Err(failed(e)),
         };
         if let Some((uid, gid)) = owner {
-            own_open(&fd, uid, gid).map_err(failed)?;
+            set_open_owner(&fd, uid, gid).map_err(failed)?;
         }
         if !confined {
             attributes(fd.as_fd(), &entry, &path)?;
@@ -296,7 +296,7 @@ impl<R: Read> Unpacker<'_, R> {
             }
         }
         if let Some((uid, gid)) = self.owner(entry) {
-            own_open(&fd, uid, gid).map_err(failed("set the owner of"))?;
+            set_open_owner(&fd, uid, gid).map_err(failed("set the owner of"))?;
         }
         // Set the mode after the owner, because changing the owner clears set-user-id bits and
         // capabilities.
@@ -425,7 +425,8 @@ fn is_special(kind: ArchiveEntryKind) -> bool {
     !matches!(kind, File | Directory | Symlink | HardLink)
 }
 
-fn own_open(fd: &OwnedFd, uid: u32, gid: u32) -> Result<(), Errno> {
+/// Sets the owner of an open file.
+fn set_open_owner(fd: &OwnedFd, uid: u32, gid: u32) -> Result<(), Errno> {
     let (uid, gid) = (fs::Uid::from_raw(uid), fs::Gid::from_raw(gid));
     match fs::fchown(fd, Some(uid), Some(gid)) {
         // Without the privilege, the owner is not changed.

@@ -145,7 +145,7 @@ pub fn prepare(
             let line = step.line.unwrap_or(0);
             known.apply(&step.action, line)?;
             for (from, sources) in context_files(&mut step.action) {
-                // This is created at the first use: a Dockerfile that copies no files needs no
+                // `files` is created at the first use: a Dockerfile that copies no files needs no
                 // context.
                 let files = match &mut files {
                     Some(files) => files,

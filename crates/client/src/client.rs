@@ -255,7 +255,7 @@ impl Client {
         response: PooledResponse,
     ) -> anyhow::Result<(HeaderMap, T)> {
         let server = &self.server;
-        // This is cloned, because reading the body consumes the response.
+        // Clone the headers, because reading the body consumes the response.
         let (status, headers) = (response.status, response.headers.clone());
         let body = response
             .collect(MAX_RESPONSE_BYTES)

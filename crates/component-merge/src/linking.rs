@@ -220,7 +220,7 @@ impl Linker {
             self.add(at, member.module)?;
             has_data_count |= member.module.has_data_count;
         }
-        // This is checked before the module is returned: the runtime would reject every instance.
+        // Check the limits here: the runtime would reject every instance beyond them.
         let instance_bytes = self.max_instance_bytes(members, externals + exports.len())?;
         self.check_limits(limits, instance_bytes)?;
         let export_section = self.export_section(exports)?;

@@ -67,7 +67,7 @@ impl<'p, 'a> Plan<'p, 'a> {
             item_instances: HashMap::new(),
         };
         let uses = plan.count_instantiations()?;
-        // This is set at the first lifted function or component instance. Either may call into any
+        // Set at the first lifted function or component instance. Either may call into any
         // earlier item, which must exist by then, so no later module becomes a member.
         let mut is_member_forbidden = false;
         let mut instance = 0;

@@ -139,8 +139,7 @@ fn merged_libraries_give_the_same_result() {
     assert_eq!(run(&component).unwrap(), 402_048);
     assert_eq!(run(&merged).unwrap(), 402_048);
     // `fixups` remains a module of its own, because it imports a function that uses the memory of
-    // the
-    // merged module.
+    // the merged module.
     assert_eq!((modules(&component), modules(&merged)), (5, 2));
     let again = merge(&merged);
     assert!(again.is_none(), "a single module is merged again");

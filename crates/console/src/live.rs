@@ -128,6 +128,7 @@ async fn serve(console: Console, session: Session, from: ClientAddress, socket: 
             code: SESSION_ENDED,
             reason,
         }));
+        // Ignore errors and the timeout: the connection is closed in any case.
         let _ = tokio::time::timeout(CHECK_INTERVAL, queue.send(close)).await;
     }
     drop(queue);
@@ -393,6 +394,7 @@ async fn forward(mut view: View, stream: u32, queue: mpsc::Sender<Message>) {
                 Message::Binary(message.freeze())
             }
             Err(status) => {
+                // Ignore the error: the tab is closed.
                 let _ = queue.send(text(&Notice::Ended { stream, status })).await;
                 return;
             }

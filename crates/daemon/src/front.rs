@@ -98,6 +98,7 @@ async fn serve(options: &FrontOptions) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
+        // Without systemd, the call has no effect.
         let _ = sd_notify::notify(&[NotifyState::Stopping]);
         tracing::info!("shutting down, waiting for open connections");
     };

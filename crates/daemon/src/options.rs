@@ -157,7 +157,7 @@ pub struct StoreOptions {
 pub enum DiskShare {
     /// A quarter of the file system.
     Quarter,
-    /// This number of MiB.
+    /// Fixed limit in MiB.
     Mebibytes(u64),
     /// No limit.
     Unlimited,

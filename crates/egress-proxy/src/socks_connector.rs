@@ -140,7 +140,7 @@ impl EgressConnector for SocksConnector {
             let opened = self
                 .open(stream, proxy, owner.unwrap_or_default(), target)
                 .await;
-            // This happens per connection of a guest, so a warning could fill the log.
+            // The failure may occur for each connection of a guest, so warnings could fill the log.
             opened
                 .inspect_err(|e| {
                     tracing::debug!(proxy = proxy.address, error = %e, "cannot connect through an egress proxy");

@@ -3,9 +3,10 @@
 //! The *lineage* of a snapshot is the snapshot and the chain of its ancestors. A *layer* is the
 //! part of a memory or disk that one snapshot stores: the content that differs from its ancestors.
 //!
-//! A merge combines a snapshot with its ancestors, to keep the lineage short. A fold combines a
-//! removed snapshot with its child, to reclaim disk space. A captured snapshot is one whose memory
-//! is still held by its guest and is written in the background.
+//! A merge combines a snapshot with its ancestors, to keep the lineage short. A fold copies the
+//! content that only a removed snapshot stores into its child, so that the files of the removed
+//! snapshot can be deleted. A captured snapshot is one whose memory is still held by its guest and
+//! is written in the background.
 
 use crate::{
     EngineError, ExistingSnapshot, FoldPace, FoldPreparation, FoldResult, ImportedFiles,
@@ -103,10 +104,11 @@ pub trait SnapshotFiles: Send + Sync {
         Ok(())
     }
 
-    /// Prepares the fold of the parent ([`Self::parent`]) of snapshot `id` into the snapshot, so
-    /// that the parent can be removed. Rejected if the parent has other children. Also rejected if
-    /// the copy would be larger than both `max_copy` bytes and the content of the snapshot. Guests,
-    /// restores and uploads of both snapshots can continue. Blocks.
+    /// Prepares the fold of the parent ([`Self::parent`]) of snapshot `id`: copies the content that
+    /// only the parent stores into the files of `id`, so that the parent can be removed. Rejected
+    /// if the parent has other children. Also rejected if the copy would be larger than `max_copy`
+    /// bytes and also larger than the content that `id` stores itself. Guests, restores and uploads
+    /// of both snapshots can continue. Blocks.
     fn prepare_fold(&self, _id: &str, _max_copy: u64, _pace: &mut FoldPace<'_>) -> FoldResult {
         Ok(FoldPreparation::Refused)
     }

@@ -178,7 +178,7 @@ impl Host {
     pub fn check_template(&self, name: &str) -> Result<(), CreateError> {
         match Recipe::built_in(&plain(name)?) {
             Ok(_) => Ok(()),
-            // It is not a stock template, so it must have been built or pulled.
+            // Only stock templates have a built-in recipe. Others must have been built or pulled.
             Err(RecipeError::Unknown { .. }) => Ok(self.templates().get(name).map(drop)?),
             Err(e) => Err(e.into()),
         }

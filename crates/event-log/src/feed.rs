@@ -125,7 +125,7 @@ impl EventFeed {
     /// Records an event. An event that cannot be written counts as dropped: the operation that it
     /// describes has happened.
     pub fn append(&self, mut event: Event) {
-        // This is held during the write, so that the events in memory have the order of the log.
+        // Hold the lock during the write, so that the events in memory have the order of the log.
         let mut recent = self.0.recent.lock();
         let written = match &self.0.log {
             Some(log) => log.append(|time_us| {

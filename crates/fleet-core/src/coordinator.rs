@@ -288,7 +288,7 @@ impl Coordinator {
                 self.next_renew = now.plus(self.timing.repeat);
                 None
             }
-            // This may be the rejection of a repetition: an earlier attempt can still arrive.
+            // A rejection may concern a repetition: an earlier attempt can still arrive.
             WriteOutcome::Rejected | WriteOutcome::Unknown => {
                 in_flight.is_uncertain = true;
                 in_flight.repeat_at = Some(now.plus(self.timing.repeat));

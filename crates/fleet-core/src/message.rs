@@ -1,6 +1,9 @@
 //! Messages between the members of a fleet and the coordinator of their shard, as JSON. The process
 //! of a member (`jiffy_fleet::node`) transfers them over mutual TLS.
 //!
+//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
+//! coordinator.
+//!
 //! The *term* counts the coordinators of a fleet: each has a higher term than its predecessor. An
 //! *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares it dead. A restart of the daemon continues the epoch, but a reboot of the host does
@@ -9,9 +12,6 @@
 //! A *budget* is the limit of an API key for its sandboxes on all hosts, and a *share* is the part
 //! of it that one member may use. The coordinator *grants* shares and *recalls* unused parts. A
 //! *row* describes one sandbox in the *directory* of the coordinator.
-//!
-//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
-//! coordinator.
 
 use crate::directory::{MAX_ROWS_PER_MESSAGE, RowMessage, RowRequest};
 use crate::ids::{Epoch, FleetId, Instance, Term, Version};

@@ -1,15 +1,13 @@
 //! Records that all hosts of a fleet share, as JSON: the root of the fleet, shards, heads and
 //! tables. The crate `jiffy-fleet` stores them.
 //!
-//! That crate encrypts records and binds each to its key (the name under which it is stored). The
-//! functions here still check everything: a record may be damaged, of a newer format, or of another
-//! fleet or sandbox. Records contain no fractional numbers, so that unknown fields are preserved
-//! exactly.
+//! The *head* of a sandbox is the record that decides which member may run the sandbox. A *shard*
+//! is a part of the fleet's sandboxes. Its record lists the members and names the coordinator.
 //!
-//! The *head* of a sandbox is the record that decides which member may run the sandbox.
-//!
-//! A *shard* is a part of the fleet's sandboxes. Its record lists the members and names the
-//! coordinator.
+//! `jiffy-fleet` encrypts records and binds each to its key (the name under which it is stored).
+//! The functions here still check everything: a record may be damaged, of a newer format, or of
+//! another fleet or sandbox. Records contain no fractional numbers, so that unknown fields are
+//! preserved exactly.
 
 mod head;
 mod label;

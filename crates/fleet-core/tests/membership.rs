@@ -226,7 +226,7 @@ fn members_that_fall_silent_together_are_not_condemned_one_by_one() {
         .copied()
         .filter(|id| *id != coordinator)
         .collect();
-    // Their heartbeats end at different times within 2 s.
+    // The heartbeats of three members end at different times within 2 s.
     for &id in &others[..3] {
         fleet.silent.insert(id);
         fleet.advance(600);

@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 /// Maximum number of concurrent rejections with a response. Further connections are closed without
-/// one.
+/// a response.
 const MAX_CONCURRENT_REFUSALS: usize = 64;
 /// Timeout of a rejection.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -111,7 +111,7 @@ pub(crate) async fn accept(listener: &TcpListener) -> Accepted {
 
 /// Serves clients on a Unix socket. Accepts a process if `may` permits its user id and if the
 /// process is not confined. The control plane treats these clients as the owner of the host. They
-/// have no limit per address.
+/// count towards the limit of all connections, but no limit per address applies to them.
 pub async fn serve_local<S, C>(
     listener: UnixListener,
     gateway: Gateway<S, C>,
@@ -150,9 +150,11 @@ pub async fn serve_local<S, C>(
             );
             continue;
         }
-        // A connection beyond the limit is closed without a response.
+        // The loopback address only has the limits of the total number of connections. Beyond
+        // them, the connection is closed without a response.
         if let Ok(permit) = gateway.shared.admission.enter(peer.ip) {
-            // Local clients never count as unknown.
+            // A client is *unknown* until it has presented a key or reached a sandbox, and unknown
+            // clients have lower limits. The check above has identified this client.
             permit.mark_known();
             let work = connection::serve(gateway.clone(), stream, peer, permit, tasks.clone());
             tasks.track(work);

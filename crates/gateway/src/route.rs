@@ -71,7 +71,10 @@ const fn bad(reason: &'static str) -> RouteRefusal {
     (StatusCode::BAD_REQUEST, reason)
 }
 
-/// Routes a request of an internal connection. Only the host name `api.jiffy.internal` is valid.
+/// Routes a request of an internal connection, which the daemon opens on behalf of a function or
+/// sandbox ([`crate::internal`]). Only the host name `api.jiffy.internal` is valid. Like the
+/// gateway's own names, it serves the API and, by headers or path, sandboxes. The caller rejects
+/// routes that the function or sandbox may not use.
 pub(crate) fn route_internal(parts: &Parts) -> Route {
     let decide = || match checked_host(parts)? {
         host if is_api_host(&host) => at_gateway(parts),

@@ -75,7 +75,7 @@ fn issue(
         TemplateError::Unreadable("the host no longer issues identity tokens".to_owned())
     })?;
     issuer.token(workload, &token.audience).map_err(|error| {
-        // This happens per request of a guest, so a warning could fill the log.
+        // The failure may occur for each request of a guest, so warnings could fill the log.
         tracing::debug!(%error, "cannot issue an identity token");
         TemplateError::Unreadable("the host cannot issue identity tokens".to_owned())
     })

@@ -144,7 +144,8 @@ impl HeaderProxy {
             let settings =
                 (self.certificates).settings(self.secrets.host_key(), &rules, &host, is_http2);
             let settings = settings.map_err(|e| {
-                // This happens per connection of a guest, so a warning could fill the log.
+                // The failure may occur for each connection of a guest, so warnings could fill the
+                // log.
                 tracing::debug!(error = %e, %host, "cannot add headers to requests of a sandbox");
                 connector.refused(RefusalReason::Authority);
                 io::Error::other(e)

@@ -190,8 +190,8 @@ where
     /// Closes connections that were idle for too long or that the peer has closed. Returns whether
     /// idle connections remain.
     fn close_expired(&self) -> bool {
-        // This is declared before the lock, so that the connections are dropped after the lock is
-        // released.
+        // `closed` is declared before the lock, so that the connections are dropped after the lock
+        // is released.
         let mut closed = Vec::new();
         let mut state = self.state.lock();
         for list in state.idle.values_mut() {

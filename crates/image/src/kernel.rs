@@ -219,7 +219,7 @@ impl Kernel {
     pub fn open(&self, home: &Home) -> Result<VerifiedFile, KernelError> {
         match &self.0 {
             KernelSource::BuiltIn { kernel, .. } => kernel.open(home),
-            KernelSource::Own { kernel, .. } => own(kernel).map_err(KernelError::Own),
+            KernelSource::Own { kernel, .. } => open_user_file(kernel).map_err(KernelError::Own),
         }
     }
 
@@ -229,7 +229,7 @@ impl Kernel {
         match &self.0 {
             KernelSource::BuiltIn { modules, .. } => modules.open(home).map(Some),
             KernelSource::Own { modules, .. } => {
-                let opened = modules.as_ref().map(own).transpose();
+                let opened = modules.as_ref().map(open_user_file).transpose();
                 opened.map_err(KernelError::OwnModules)
             }
         }
@@ -263,7 +263,7 @@ impl Kernel {
 
 /// Opens a kernel or an image with modules that the user specified. Computes the checksum, but does
 /// not validate the content.
-fn own(path: &PathBuf) -> Result<VerifiedFile, FileError> {
+fn open_user_file(path: &PathBuf) -> Result<VerifiedFile, FileError> {
     let open = || {
         let file = File::open(path)?;
         Ok((sum(&file)?, file.metadata()?.len(), file))

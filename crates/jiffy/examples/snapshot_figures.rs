@@ -47,6 +47,7 @@ async fn run(vm: &MicroVm, cmd: &str, args: &[&str]) {
     assert_eq!(status.exit_code, 0, "{cmd}");
 }
 
+/// Prints the minimum, median and maximum of times in microseconds.
 fn show(name: &str, mut values: Vec<u64>) {
     values.sort_unstable();
     let (min, median) = (values[0], values[values.len() / 2]);

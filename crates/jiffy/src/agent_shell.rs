@@ -81,6 +81,7 @@ fn status(args: &ProjectArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Removes the sandbox of a project, its snapshots and its history.
 fn end(args: &ProjectArgs) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(async {
         open_existing(args).await?.end().await?;

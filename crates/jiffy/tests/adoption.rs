@@ -158,7 +158,7 @@ fn a_stopped_daemon_leaves_its_sandboxes_running_unless_told_to_kill_them() {
     assert!(cause(&test_home, &id).contains("the daemon exited"));
     test_home.ok(&["rollback", &id, "kept"]);
 
-    // The same without a running daemon.
+    // `--stop --kill-sandboxes` also works without a running daemon.
     test_home.kill_daemon();
     assert!(!test_home.vmms().is_empty());
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);

@@ -7,7 +7,7 @@
 //! 198.18.0.0/15.
 
 use crate::support::lab::{HOST, RESOLVER, with_lab};
-use crate::support::network_probe::{clean, create, networked, python, reach, root_python};
+use crate::support::network_probe::{assert_clean, create, networked, python, reach, root_python};
 use crate::support::test_home::TestHome;
 use jiffy_test_attributes::jiffy_test;
 use serde_json::json;
@@ -126,7 +126,7 @@ for to in here:
         );
         test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         drop(test_home);
-        clean();
+        assert_clean();
     });
 }
 

@@ -304,8 +304,7 @@ nohup python3 watch.py >/dev/null 2>&1 &",
     let ways: [(&str, &dyn Fn() -> String); 4] = [
         ("resume", &|| {
             test_home.ok(&["pause", &id]);
-            // This is the time for which the guest's clock stands still, not a delay for
-            // synchronisation.
+            // The guest's clock stands still for this time. The test does not wait for an event.
             std::thread::sleep(Duration::from_secs(2));
             test_home.ok(&["resume", &id])
         }),

@@ -53,7 +53,7 @@ fn host_entries_outlive_slot_entries_and_are_removed_with_the_sandbox() {
         // but does not reach the host's table.
         let program = r#"
 import struct
-# The same for resets in answer to later packets.
+# Also send resets in answer to later packets with TTL 1.
 try: open("/proc/sys/net/ipv4/ip_default_ttl", "w").write("1")
 except OSError: pass
 made = 0
@@ -72,8 +72,8 @@ print(made)
         let created: usize = root_python(test_home, &id, program).parse().unwrap();
         // At least three quarters of the 64 permitted connections.
         assert!(created >= 48, "{created} connections");
-        // At most 64 connections count at a time. The other entries are of connections that ended a
-        // moment ago.
+        // Up to 64 entries count towards the limit of the sandbox. Closed connections remain in the
+        // table for some time without being counted. The bound leaves room for them.
         assert!(entries() <= 160, "{} entries", entries());
         assert_eq!(reach(test_home, &other, "9.9.9.9"), "internet");
         // The server sends nothing, so these entries would remain for days.
@@ -92,8 +92,10 @@ fn a_connection_flood_does_not_starve_other_sandboxes_or_the_host() {
         let ids: Vec<String> = (0..5).map(|_| test_home.ok(&["create"])).collect();
         let first = flows(test_home, &ids[0], 700);
         assert!((100..=512).contains(&first), "{first} flows");
-        // Half of the total is in use: each other sandbox gets a sixteenth of its limit, 32 of 512.
-        // The sandbox is tried until this applies. The bound below has some tolerance.
+        // If half of the total of 800 is in use (*pressure*), each sandbox may have only a
+        // sixteenth of its limit: 32 of 512. The daemon checks the table at intervals, so repeat
+        // until the second sandbox gets fewer than the requested 40. The bound of 64 below leaves
+        // a margin.
         wait_for("pressure", || {
             (flows(test_home, &ids[1], 40) < 40).then_some(())
         });

@@ -29,6 +29,8 @@ def udp(host):
     except OSError: return "rejected"
 "#;
 
+/// Returns the value of the Python expression `what` in a guest. It can use the functions of
+/// [`PROBE`].
 fn say(test_home: &TestHome, id: &str, what: &str) -> String {
     python(test_home, id, &format!("{PROBE}\nprint(({what}))"))
 }

@@ -2,7 +2,7 @@
 
 use crate::site_settings::network::TestAuthority;
 use crate::support::lab::Lab;
-use crate::support::network_probe::{call, clean, create, python};
+use crate::support::network_probe::{assert_clean, call, create, python};
 use crate::support::skip;
 use crate::support::socks_proxy::{ADDRESS, PASSWORD, SocksProxy, USER, microsocks};
 use crate::support::test_home::TestHome;
@@ -160,7 +160,7 @@ fn in_lab_with_server(work: impl FnOnce(&Lab, &TestHome, &Path, &[&str], &mut Ch
         test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         let _ = daemon.wait();
         drop(test_home);
-        clean();
+        assert_clean();
     });
 }
 

@@ -109,7 +109,7 @@ fn a_sandbox_in_use_is_not_paused() {
         assert!(!is_paused(&test_home, id), "{id}");
         assert_eq!(causes(&test_home, id), Vec::<Value>::new(), "{id}");
     }
-    // Their timeouts start when the uses end.
+    // The timeouts of these sandboxes start when their uses end.
     for (id, program) in [(&attached, "sleep"), (&detached, "sleep"), (&busy, "sh")] {
         test_home.call(&["exec", "--user", "root", id, "--", "pkill", "-x", program]);
     }

@@ -6,7 +6,7 @@
 use crate::named_ports::check_named_ports;
 use crate::support::lab::{HOST, PRIVATE, PUBLIC, output, with_lab};
 use crate::support::network_probe::{
-    PRELUDE, call, clean, create, networked, python, reach, root_python,
+    PRELUDE, assert_clean, call, create, networked, python, reach, root_python,
 };
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
@@ -470,7 +470,7 @@ fn a_slot_is_assigned_within_a_millisecond_and_is_never_reused() {
             }
         });
         network.close();
-        clean();
+        assert_clean();
     });
 }
 
@@ -485,7 +485,7 @@ fn networks_of_a_removed_data_directory_are_removed_by_the_next_daemon() {
         // By default, four slots are created in advance.
         wait_for("its slots", || (slots().len() == 4).then_some(()));
         let before = slots();
-        // Its daemon was killed, and its directory was removed afterwards.
+        // As if its daemon was killed and the data directory was removed afterwards.
         std::mem::forget(remaining);
         drop(removed);
         let next = open(&home);
@@ -495,6 +495,6 @@ fn networks_of_a_removed_data_directory_are_removed_by_the_next_daemon() {
             slots().iter().all(|s| !before.contains(s)).then_some(())
         });
         next.close();
-        clean();
+        assert_clean();
     });
 }

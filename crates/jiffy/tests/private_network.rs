@@ -6,7 +6,7 @@
 //! daemon ran.
 
 use crate::support::lab::{PUBLIC, output, with_lab};
-use crate::support::network_probe::clean;
+use crate::support::network_probe::assert_clean;
 use crate::support::wait_for;
 use jiffy_engine_api::{NetworkMembership, NetworkRules};
 use jiffy_network::{Network, NetworkConfig, NicKind, SlotLease, guest};
@@ -402,7 +402,7 @@ fn next_daemon(
         networks(&namespace).is_empty().then_some(())
     });
     network.close();
-    clean();
+    assert_clean();
     // The test runs in the network namespace of the lab's host.
     assert!(
         output("ip", &["-br", "link"])

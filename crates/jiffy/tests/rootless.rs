@@ -1,7 +1,8 @@
 //! Tests for sandboxes of an unprivileged user, who has root privileges only in user namespaces.
 
 use crate::support::lab::{
-    HOST, HOST6, Lab, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6, ip, own_run, with_lab, with_lab6,
+    HOST, HOST6, Lab, PRIVATE, PRIVATE6, PUBLIC, PUBLIC6, ip, mount_separate_run, with_lab,
+    with_lab6,
 };
 use crate::support::{Done, alive, engine, finish, network_probe, programs, skip, wait_for};
 use jiffy_test_attributes::jiffy_test;
@@ -61,7 +62,7 @@ impl User {
                 fs::copy(image.path(), home.join("images").join(name)).unwrap();
             }
         }
-        own(user.dir.path(), uid);
+        set_owner_recursively(user.dir.path(), uid);
         fs::set_permissions(user.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         user
     }
@@ -163,13 +164,14 @@ impl Drop for User {
 }
 
 /// Makes the user the owner of `path` and of everything below.
-fn own(path: &Path, uid: u32) {
+fn set_owner_recursively(path: &Path, uid: u32) {
     chown(path, Some(uid), Some(uid)).unwrap();
     for entry in fs::read_dir(path).into_iter().flatten().flatten() {
-        own(&entry.path(), uid);
+        set_owner_recursively(&entry.path(), uid);
     }
 }
 
+/// Mounts `from` on `to` as well.
 fn bind(from: &Path, to: &Path) {
     let none = None::<&str>;
     mount(Some(from), to, none, MsFlags::MS_BIND, none).unwrap();
@@ -195,7 +197,7 @@ fn with_users_in(ipv6: bool, work: impl FnOnce() + Send) {
         return skip("neither pasta nor slirp4netns is installed");
     }
     let work = |_: &Lab| {
-        own_run(MsFlags::MS_PRIVATE);
+        mount_separate_run(MsFlags::MS_PRIVATE);
         let devices = Path::new("/run/devices");
         fs::create_dir(devices).unwrap();
         for (path, major, minor) in DEVICES {

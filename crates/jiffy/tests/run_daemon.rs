@@ -34,6 +34,7 @@ fn wait_until_forgotten(test_home: &TestHome) {
     });
 }
 
+/// Kills all sandboxes and stops the daemon.
 fn end(test_home: &TestHome, mut daemon: Child) {
     test_home.ok(&["serve", "--stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();

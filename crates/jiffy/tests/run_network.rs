@@ -1,7 +1,7 @@
 //! Tests that `jiffy run` without a daemon has the network of a daemon's sandboxes, and removes it.
 
 use crate::support::lab::{PRIVATE, PUBLIC, output, with_lab6};
-use crate::support::network_probe::{PRELUDE, clean};
+use crate::support::network_probe::{PRELUDE, assert_clean};
 use crate::support::test_home::TestHome;
 use crate::support::{children, jiffy, read_until, wait_for};
 use jiffy_test_attributes::jiffy_test;
@@ -36,7 +36,7 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
         wait_for("the last rule to be removed", || {
             output("nft", &["list", "tables"]).is_empty().then_some(())
         });
-        clean();
+        assert_clean();
         let program = format!("{PRELUDE}\nprint(tcp({:?}, 80, 1))", PUBLIC[1]);
         let off = [
             "run",
@@ -64,7 +64,7 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
         wait_for("the last rule to be removed", || {
             output("nft", &["list", "tables"]).is_empty().then_some(())
         });
-        clean();
+        assert_clean();
         // If its cleanup process was killed as well, the next run removes the network.
         let mut run = jiffy(&["run", "--no-daemon", "--", "sh", "-c", "echo up; sleep 600"])
             .env("JIFFY_HOME", test_home.dir.path())
@@ -86,6 +86,6 @@ fn without_a_daemon_a_run_reaches_the_internet_and_leaves_nothing_of_a_network()
         wait_for("the last rule to be removed", || {
             output("nft", &["list", "tables"]).is_empty().then_some(())
         });
-        clean();
+        assert_clean();
     });
 }

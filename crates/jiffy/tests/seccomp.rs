@@ -1,7 +1,7 @@
 //! Tests that the seccomp filter of a VMM allows exactly the calls and requests that a VMM makes.
 
 use crate::support::lab::{PUBLIC, with_lab};
-use crate::support::network_probe::{clean, reach};
+use crate::support::network_probe::{assert_clean, reach};
 use crate::support::test_home::TestHome;
 use crate::support::{children, finish, jiffy, programs, skip, wait_for};
 use jiffy_test_attributes::jiffy_test;
@@ -211,7 +211,7 @@ fn every_call_that_the_filter_allows_is_made_or_has_a_reason() {
         test_home.vmm = Some(traced(directory.path(), &traces));
         perform_all_operations(&test_home);
         drop(test_home);
-        clean();
+        assert_clean();
         let mut made = Made::default();
         for trace in fs::read_dir(&traces).unwrap() {
             let trace = fs::read(trace.unwrap().path()).unwrap();

@@ -5,8 +5,8 @@
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.
 
-use crate::support::lab::{ip, own_run, with_lab};
-use crate::support::network_probe::{clean, reach};
+use crate::support::lab::{ip, mount_separate_run, with_lab};
+use crate::support::network_probe::{assert_clean, reach};
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
 use jiffy_engine_api::NetworkRules;
@@ -84,7 +84,7 @@ fn assert_nothing_left() {
     let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     assert!(!mounts.contains(" nsfs "), "{mounts}");
     assert!(!mounts.contains(DIRECTORY), "{mounts}");
-    clean();
+    assert_clean();
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -107,7 +107,7 @@ fn config(home: &Path, card: NicKind) -> NetworkConfig {
 #[jiffy_test(engine = "none", lab)]
 fn another_programs_namespaces_pin_no_slot() {
     let of_run = |propagation: MsFlags| {
-        own_run(propagation);
+        mount_separate_run(propagation);
         let runtime = runtime();
         for card in [NicKind::Tap, NicKind::Veth] {
             let home = tempfile::tempdir().unwrap();
@@ -150,7 +150,7 @@ fn another_programs_namespaces_pin_no_slot() {
 #[jiffy_test(engine = "none", lab)]
 fn remains_of_a_crash_are_removed_or_avoided() {
     with_lab(|_| {
-        own_run(MsFlags::MS_PRIVATE);
+        mount_separate_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         let home = tempfile::tempdir().unwrap();
         // A claim reserves a range of addresses by a file and a route. This claim has no file.
@@ -232,7 +232,7 @@ impl ElsewhereDaemon {
 #[jiffy_test(engine = "none", lab)]
 fn daemons_with_other_mounts_do_not_remove_slots_of_this_daemon() {
     with_lab(|_| {
-        own_run(MsFlags::MS_PRIVATE);
+        mount_separate_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         let [home, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         // One daemon does not see the mounts of names, another does not see the data directory.
@@ -275,7 +275,7 @@ fn daemons_with_other_mounts_do_not_remove_slots_of_this_daemon() {
 #[jiffy_test(engine = "none", lab)]
 fn slots_whose_namespaces_were_removed_are_replaced() {
     with_lab(|_| {
-        own_run(MsFlags::MS_PRIVATE);
+        mount_separate_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         for card in [NicKind::Tap, NicKind::Veth] {
             let home = tempfile::tempdir().unwrap();
@@ -315,7 +315,7 @@ fn slots_whose_namespaces_were_removed_are_replaced() {
 #[jiffy_test(engine = "none", lab)]
 fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
     with_lab(|_| {
-        own_run(MsFlags::MS_PRIVATE);
+        mount_separate_run(MsFlags::MS_PRIVATE);
         let runtime = runtime();
         let home = tempfile::tempdir().unwrap();
         let network = Network::open(&config(home.path(), NicKind::Tap)).unwrap();
@@ -370,7 +370,7 @@ fn slots_of_earlier_versions_are_adopted_where_they_are_and_reclaimed() {
 #[jiffy_test(engine = "each", lab)]
 fn sandboxes_start_and_end_while_another_program_makes_namespaces() {
     with_lab(|_| {
-        own_run(MsFlags::MS_PRIVATE);
+        mount_separate_run(MsFlags::MS_PRIVATE);
         let test_home = TestHome::new();
         let options = [
             "--network",

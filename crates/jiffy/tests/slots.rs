@@ -3,8 +3,8 @@
 //! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
 //! each is assigned to one guest.
 
-use crate::support::lab::{output, own_run, with_lab};
-use crate::support::network_probe::clean;
+use crate::support::lab::{mount_separate_run, output, with_lab};
+use crate::support::network_probe::assert_clean;
 use crate::support::{skip, wait_for};
 use jiffy_network::{Network, NetworkConfig, NicKind};
 use jiffy_test_attributes::jiffy_test;
@@ -80,7 +80,7 @@ fn the_maximum_number_of_slots_is_created_and_removed_completely() {
     )
     .unwrap();
     with_lab(|_| {
-        own_run(MsFlags::MS_PRIVATE);
+        mount_separate_run(MsFlags::MS_PRIVATE);
         let before = (open_files(), namespaces());
         let memory = kernel_memory();
         // Use each kind twice: remains of the first round would block the second.
@@ -118,7 +118,7 @@ fn the_maximum_number_of_slots_is_created_and_removed_completely() {
             let began = Instant::now();
             drop(closing);
             eprintln!("removed in {:?}", began.elapsed());
-            clean();
+            assert_clean();
         }
         wait_for("namespaces and files to be removed", || {
             ((open_files(), namespaces()) == before).then_some(())
@@ -129,7 +129,7 @@ fn the_maximum_number_of_slots_is_created_and_removed_completely() {
 #[jiffy_test(engine = "none", lab)]
 fn slots_released_while_their_network_closes_are_removed() {
     with_lab(|_| {
-        own_run(MsFlags::MS_PRIVATE);
+        mount_separate_run(MsFlags::MS_PRIVATE);
         let before = namespaces();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
@@ -167,7 +167,7 @@ fn slots_released_while_their_network_closes_are_removed() {
             wait_for("namespaces to be removed", || {
                 (namespaces() == before).then_some(())
             });
-            clean();
+            assert_clean();
         }
     });
 }
@@ -195,9 +195,10 @@ fn a_second_burst_of_guests_finds_prepared_slots() {
             };
             runtime.block_on(takes)
         };
-        // All six slots are removed after their release. Two to four of the six leases find no
-        // prepared slot: two slots are ready, and up to two more are prepared during the burst. The
-        // network then prepares the two usual slots and one for each of these leases: four to six.
+        // After a burst, the network prepares `ready` slots, and one more for each lease of the
+        // burst that found no prepared slot. Two slots are prepared at the start, and up to two
+        // more during the burst, so that two to four of the six leases find none. The network then
+        // prepares 2 slots and 2 to 4 more. The six slots of the burst are removed.
         drop(burst(6));
         let prepared = wait_for("slots of the burst to be replaced", || {
             // The number of leased and prepared slots. It is constant when all slots of the burst
@@ -222,6 +223,6 @@ fn a_second_burst_of_guests_finds_prepared_slots() {
         );
         drop(leases);
         network.close();
-        clean();
+        assert_clean();
     });
 }

@@ -181,7 +181,7 @@ fn sandboxes_of_an_older_template_version_survive_its_replacement_and_removal() 
     let refused = test_home.call(&["create", "--template", "app"]);
     assert_ne!(refused.code, Some(0), "{refused:?}");
     all_of_it(&id);
-    // The same applies to sandboxes of a later daemon.
+    // All operations also work after a restart of the daemon.
     test_home.kill_daemon();
     all_of_it(&id);
     let opens = |version: &str| templates.version(&format!("app@{version}")).is_ok();

@@ -104,7 +104,7 @@ fn the_terminal_is_restored_after_signals_also_from_a_shell() {
         assert_eq!(terminal.finish(), Some(code), "{signal}");
         assert_restored(&terminal);
     }
-    // The same applies while a shell is in the foreground.
+    // A signal also ends the program while a shell is in the foreground.
     let mut terminal = top(&test_home, 80, 24);
     wait_for(&mut terminal, "web", "running");
     terminal.press("s");

@@ -5,7 +5,7 @@
 //! each is assigned to one guest.
 
 use crate::support::lab::{HOST, PRIVATE, PUBLIC, PUBLIC6, output, with_lab6};
-use crate::support::network_probe::clean;
+use crate::support::network_probe::assert_clean;
 use crate::support::wait_for;
 use jiffy_engine_api::NetworkRules;
 use jiffy_network::{Network, NetworkConfig, NicKind, guest};
@@ -183,7 +183,7 @@ fn a_guest_in_a_namespace_has_the_same_network_as_a_virtual_machine() {
         adopted.release();
         drop(adopted);
         network.close();
-        clean();
+        assert_clean();
         assert_eq!(namespaces(&card), 0);
     });
 }

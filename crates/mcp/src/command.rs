@@ -417,7 +417,7 @@ impl Background {
     async fn wait(&self, limit: Duration, is_done: impl Fn(&BackgroundState) -> bool) {
         let wait = async {
             loop {
-                // This is registered before the check, so that no change is missed.
+                // Register for changes before the check, so that no change is missed.
                 let mut changed = std::pin::pin!(self.changed.notified());
                 changed.as_mut().enable();
                 if is_done(&self.state.lock()) {

@@ -144,6 +144,7 @@ impl SpareVmms {
         while state.ready.len() > state.bursts.usual()
             && let Some((_, mut child)) = state.ready.pop()
         {
+            // Ignore the error: the process has exited already.
             let _ = child.start_kill();
         }
         None

@@ -1,15 +1,15 @@
 //! Measures the cost of network slots: processor time (of this process and of programs that it
 //! starts) and duration per slot created and removed.
 //!
+//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
+//! each is assigned to one guest.
+//!
 //! Run in new network and mount namespaces with a private `/run`, so that the host is not changed:
 //!
 //! ```text
 //! cargo build --example slot_cost -p jiffy-network
 //! unshare -nm sh -c 'mount -t tmpfs none /run && target/debug/examples/slot_cost 50 5'
 //! ```
-//!
-//! A *slot* is a network namespace with its devices and rules. Slots are prepared in advance, and
-//! each is assigned to one guest.
 
 use jiffy_network::{Network, NetworkConfig, NicKind};
 use nix::sys::resource::{UsageWho, getrusage};

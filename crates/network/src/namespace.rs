@@ -211,6 +211,7 @@ fn mount_names_dir() -> Result<(), NetError> {
     .map_err(|e| failed()(e.into()))?;
     let none = None::<&str>;
     mount(none, &directory, none, MsFlags::MS_UNBINDABLE, none).map_err(|e| {
+        // Ignore a second error: the error of the mount is returned.
         let _ = umount2(&directory, MntFlags::MNT_DETACH);
         failed()(e.into())
     })

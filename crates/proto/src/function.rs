@@ -127,7 +127,7 @@ pub enum ControlResponse {
     Done,
     /// The version was loaded and serves requests from now on.
     Loaded {
-        /// Its world.
+        /// World of the version.
         world: World,
     },
     /// Counters of a function.

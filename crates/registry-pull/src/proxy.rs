@@ -107,7 +107,7 @@ impl HttpProxy {
             // can be cancelled.
             let waited = cancel.wait(stream.as_fd(), PollFlags::POLLIN, deadline);
             waited.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
-            // This is read byte by byte, because the bytes after the head belong to the tunnelled
+            // Read the head byte by byte, because the bytes after it belong to the tunnelled
             // connection.
             let mut byte = [0];
             match stream.read(&mut byte) {

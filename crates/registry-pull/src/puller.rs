@@ -94,7 +94,7 @@ impl Puller {
                 PullerBackend::Thread(Some(std::thread::spawn(work)))
             }
         };
-        // This is registered before the first wait, so that a cancellation also interrupts the
+        // Register the process before the first wait, so that a cancellation also interrupts the
         // start.
         if let Some(pid) = backend.pid() {
             cancel.register(pid);
@@ -332,6 +332,7 @@ impl Drop for Puller {
         }
         match &mut self.backend {
             PullerBackend::Process(child) => {
+                // Ignore errors: the process may have exited already.
                 let _ = child.kill();
                 let _ = child.wait();
             }

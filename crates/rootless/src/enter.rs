@@ -202,6 +202,7 @@ fn spawn(
     }];
     if let Some(persistent) = persistent {
         command.arg(&persistent.socket).arg(&persistent.lock);
+        // Remove the socket of an earlier holder. If this fails, `bind` reports an error.
         let _ = fs::remove_file(&persistent.socket);
         let operation = "cannot create the socket of the namespace holder";
         let listener = UnixListener::bind(&persistent.socket).map_err(EnterError::io(operation))?;

@@ -49,7 +49,7 @@ pub(crate) struct History {
     samples: VecDeque<UsageSample>,
     /// Time of the last sample in milliseconds, and the processor time until then in microseconds.
     before: Option<(u64, u64)>,
-    /// The same values of the last [`Self::check`].
+    /// Time and processor time at the last [`Self::check`], in the units of `before`.
     checked: Option<(u64, u64)>,
 }
 

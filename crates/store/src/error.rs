@@ -114,7 +114,7 @@ pub enum StoreError {
     TooLarge {
         /// Key of the object.
         object: String,
-        /// Its size in bytes.
+        /// Size of the object in bytes.
         bytes: u64,
         /// Maximum size in bytes.
         limit: u64,

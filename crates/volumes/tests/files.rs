@@ -177,7 +177,8 @@ fn guest(host: &HostVolumes, volume: &jiffy_volumes::Volume, mount: u64) -> Unix
 
 /// Sends a STATFS. Returns whether it is answered.
 fn is_served(mut stream: &UnixStream) -> bool {
-    // This is `struct fuse_in_header`: the length of the message, the opcode STATFS, and node 1.
+    // The request is a `struct fuse_in_header`: the length of the message, the opcode STATFS, and
+    // node 1.
     let mut request = vec![0; 40];
     request[0] = 40;
     request[4] = 17;

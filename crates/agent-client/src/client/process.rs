@@ -95,7 +95,7 @@ pub struct ExitStatus {
     pub exited: bool,
     /// Description: `exit status 3`, `signal: killed`.
     pub status: String,
-    /// The same description if the process failed.
+    /// Equal to [`Self::status`] if the process failed, otherwise `None`.
     pub error: Option<String>,
     /// Set if the process was killed because the guest had no memory left.
     pub oom_killed: bool,

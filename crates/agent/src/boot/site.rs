@@ -23,7 +23,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 pub use variables::add_missing;
 
-/// Directory below [`HOME`] of the files that settings of programs refer to.
+/// Directory with the certificates and the keystore, in the agent's directory ([`HOME`]). The
+/// environment variables of [`InstalledSite::variables`] contain the paths of these files.
 const DIRECTORY: &str = "site";
 /// Certificates of the site's authorities only, in the PEM format.
 const AUTHORITIES: &str = "authorities.pem";

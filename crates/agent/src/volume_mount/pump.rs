@@ -259,6 +259,7 @@ impl Pump {
         let thread = thread.stack_size(super::STACK_BYTES);
         let repeating = thread.spawn(move || this.repeat(generation, &unanswered));
         if repeating.is_ok() {
+            // An error ends the stream like its normal end.
             let _ = self.pass_each(&reader, generation);
         }
         // The shutdown also ends a write that waits for the host.
@@ -340,6 +341,7 @@ impl Pump {
                 return;
             }
             if let Some(stream) = &mut link.stream {
+                // Ignore the error: the request remains pending and is repeated on the next stream.
                 let _ = stream.write_all(&message);
             }
         }

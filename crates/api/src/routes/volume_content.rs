@@ -165,6 +165,7 @@ pub(super) async fn write(
                 return Ok(());
             }
         }
+        // An empty part marks the end. Ignore the error: the writer reports its own.
         let _ = sender.send(Bytes::new()).await;
         Ok::<(), ApiError>(())
     };

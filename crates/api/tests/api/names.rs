@@ -243,7 +243,8 @@ async fn a_snapshot_is_not_shadowed_by_templates_or_snapshots_of_others() {
         let created = create(&api, &alice, name).await.expect(201);
         assert_eq!(created.text("snapshotID"), golden, "{name}");
     }
-    // The same holds for callers that see all templates.
+    // For callers that see all templates and snapshots, a name of a template hides a snapshot of
+    // another key. An id always refers to its snapshot.
     for caller in [&api.admin, &TestCaller::Owner] {
         let stranger = taken(&mallory, "base").await;
         let created = create(&api, caller, "base").await.expect(201);

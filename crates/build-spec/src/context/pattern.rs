@@ -96,7 +96,7 @@ impl PatternPart {
     /// states whether the prefix of `n` characters matches.
     fn step(&self, path: &[char], before: &[bool]) -> Vec<bool> {
         let mut after = vec![false; before.len()];
-        // This is set once a prefix has matched before this part.
+        // Set once a prefix has matched before this part.
         let mut started = false;
         // `last` is the character that a match of length `at` ends with.
         for at in 0..before.len() {

@@ -260,7 +260,7 @@ impl Session {
             recorded.after = after;
             planned.push(planned_change);
         }
-        // This is written before the first change: undo needs the record after an interruption.
+        // Write the entry before the first file changes: undo needs it after an interruption.
         self.files.write_entry(entry)
     }
 

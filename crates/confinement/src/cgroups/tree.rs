@@ -183,6 +183,7 @@ mod tests {
     const OWN_CGROUPS: &str =
         "5:blkio:/\n4:memory:/api/30179\n3:cpuset:/\n2:cpu,cpuacct:/\n1:pids,misc:/\n0::/user\n";
 
+    /// Returns the parent and version of each tree in the text of a `mountinfo` file.
     fn found(mounts: &str) -> Vec<(String, CgroupVersion)> {
         let trees = trees(mounts, OWN_CGROUPS).into_iter();
         trees

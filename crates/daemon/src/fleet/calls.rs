@@ -118,7 +118,7 @@ struct Routers {
 impl ForwardedCalls {
     /// Sets the routers of the API and of functions. Calls are rejected until then.
     pub fn set_routers(&self, api: Router, functions: Router) {
-        // This is called once at the start, so the cell is empty.
+        // Ignore the result: this function is called once, at the start, so the cell is empty.
         let _ = self.0.set(Routers { api, functions });
     }
 }

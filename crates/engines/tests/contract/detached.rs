@@ -94,7 +94,7 @@ pub async fn a_killed_detached_guest_leaves_no_resources(place: &Place) {
     within("the end", running.guest.ended()).await;
     drop(running);
     place.wait_without_guests().await;
-    // The same while no engine is open.
+    // Kill another detached guest while no engine is open.
     let running = place.guest(&engine).await;
     let pid = running.guest.pid().unwrap();
     let handle = running.guest.detach().await.unwrap();

@@ -70,7 +70,7 @@ impl Writer {
             WriteOutcome::Done(version) => Known::Done(current.head, version),
             WriteOutcome::Lost(head) => Known::Lost(head),
             WriteOutcome::Rejected if !self.is_uncertain => Known::Rejected(current),
-            // This may be the rejection of a repetition: an earlier attempt can still arrive.
+            // A rejection may concern a repetition: an earlier attempt can still arrive.
             WriteOutcome::Rejected | WriteOutcome::Unknown => {
                 self.is_uncertain = true;
                 self.current = Some(current);

@@ -13,7 +13,7 @@ pub enum ChannelError {
     Connect {
         /// Addressed member.
         member: MemberId,
-        /// Its address.
+        /// Address of the member.
         address: String,
         /// Reason.
         reason: String,
@@ -26,7 +26,7 @@ pub enum ChannelError {
     OtherMember {
         /// Addressed member.
         member: MemberId,
-        /// Its address.
+        /// Address of the member.
         address: String,
         /// Reason.
         reason: String,
@@ -36,7 +36,7 @@ pub enum ChannelError {
     Untrusted {
         /// Addressed member.
         member: MemberId,
-        /// Its address.
+        /// Address of the member.
         address: String,
         /// Reason.
         reason: String,

@@ -44,7 +44,7 @@ pub enum MessengerError {
     Unreachable {
         /// Member.
         member: MemberId,
-        /// Its address.
+        /// Address of the member.
         address: String,
         /// Reason.
         reason: String,

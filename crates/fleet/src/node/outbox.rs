@@ -50,6 +50,7 @@ impl Outbox {
         };
         self.queues.retain(|_, queue| !queue.is_closed());
         let (queue, messages) = mpsc::channel(MAX_QUEUED);
+        // The new queue is empty, so the message fits.
         let _ = queue.try_send(item);
         self.queues.insert(to, queue);
         let sender = Sender {

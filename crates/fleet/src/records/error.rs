@@ -30,7 +30,7 @@ pub enum RecordError {
     TooLarge {
         /// Record.
         record: RecordKey,
-        /// Its size in bytes.
+        /// Size of the record in bytes.
         bytes: usize,
     },
     /// The back end has no space. The record was not changed.

@@ -58,9 +58,9 @@ pub enum TableAnswer {
     Changed {
         /// Changed row.
         row: Box<Row>,
-        /// Number of the commit that the members confirmed.
+        /// Number of the commit that contains the change.
         number: u64,
-        /// Members that have not confirmed it.
+        /// Members that did not confirm in time that they have received the commit.
         unconfirmed: Vec<MemberId>,
     },
     /// State of the tables of the member.
@@ -79,10 +79,11 @@ pub enum TableAnswer {
     },
 }
 
-/// Kind of a failure.
+/// Kind of a failure. Each kind except `Other` stands for the variant of [`TableError`] with the
+/// same name. `NotWriter` also stands for [`TableError::NoWriter`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs)] // Named like the errors.
+#[allow(missing_docs)] // `TableError` describes the kinds.
 pub enum Failure {
     Unknown,
     Exists,

@@ -145,6 +145,7 @@ impl Writer {
         };
         if let Err(e) = self.prepare().await {
             for request in requests {
+                // Ignore the error: the caller no longer waits.
                 let _ = request.answer.send(Err(e.clone()));
             }
             return;
@@ -324,6 +325,7 @@ impl Writer {
                     number,
                     unconfirmed: unconfirmed.clone(),
                 };
+                // Ignore the error: the caller no longer waits.
                 let _ = answer.send(Ok(committed));
             }
         });

@@ -83,7 +83,7 @@ async fn a_new_coordinator_learns_all_rows() {
             break id;
         }
     };
-    // Its directory is complete after the death of the former coordinator.
+    // The directory of the new coordinator is complete when the former coordinator is dead.
     fleet.wait(new, 40, |view| view.is_directory_complete).await;
     for n in [0, 1, 8_998, 8_999] {
         let place = fleet.node(new).locate(hash(&format!("s{n}"))).await;

@@ -26,7 +26,7 @@ async fn a_fleet_starts_with_its_first_member() {
     let index = access.records.get(&key).await.unwrap().unwrap();
     let index = TableIndex::decode(&index.content, &settings.fleet).unwrap();
     assert!(index.number > 0 && index.pending.is_empty());
-    // The same records and secrets after a restart.
+    // The records and secrets are unchanged after a restart.
     let again = FleetAccess::open(&settings, &home, &lab.remote(&home))
         .await
         .unwrap();

@@ -10,7 +10,8 @@
 //! swapped. The kernel reports a page under migration as swapped. No uncorrected scan reaches the
 //! kernel:
 //!
-//! - A scan with an unknown mask fails. Wasmtime then uses the reset `strict` for this slot.
+//! - A scan with an unknown mask fails. Wasmtime then cleans all pages of the slot, as the reset
+//!   `strict` does: it sets them to their initial content or releases them to the kernel.
 //! - An engine whose own check of the kernel did not call this module is rejected
 //!   ([`super::engine`]).
 //! - The seccomp filter of a tenant's process allows only scans with [`MARKER`], which is set here.
@@ -81,13 +82,15 @@ unsafe extern "C" fn __wrap_ioctl(
     // SAFETY: the argument of this request points to a structure of this type, whose size is part
     // of the request's number.
     let scan = unsafe { argument.cast::<PageScan>().as_mut() };
-    // If the scan is rejected, Wasmtime resets the slot like the method `strict`.
+    // After this error, Wasmtime cleans all pages of the slot: no data of the request remains.
     let Some(scan) = scan.and_then(|scan| correct(scan).then_some(scan)) else {
         // SAFETY: this is the address of the thread's own errno.
         unsafe { *libc::__errno_location() = libc::EINVAL };
         return -1;
     };
     SCANS.fetch_add(1, Ordering::SeqCst);
+    // If the request caused no page fault, the slot's last result is still valid, and this call
+    // returns it. Otherwise this call scans by means of the kernel.
     retained_pages::scan(scan, |scan| call_kernel((&raw mut *scan).cast(), MARKER))
 }
 

@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tar::EntryType;
 
 mod registry_on_loopback;
-mod signatures;
 
 /// An image as an OCI layout in a directory.
 struct Image {
@@ -159,6 +158,7 @@ macro_rules! root_or_skip {
 }
 
 mod registry;
+mod signatures;
 
 #[test]
 fn layers_are_merged_and_upper_ones_have_priority() {

@@ -85,6 +85,8 @@ async fn execute(args: &AgentShellExecArgs, command: &ShellCommand) -> anyhow::R
     // A command in the background releases the session while it runs, because later commands need
     // the lock of the session.
     let session = (!args.background).then_some(session);
+    // The words of the ticket start a script. It changes to the working directory of the command
+    // and runs the command as root, so the script itself can start in any directory.
     let exec = ExecArgs {
         env: Vec::new(),
         workdir: Some("/".to_owned()),

@@ -123,7 +123,8 @@ pub fn budgets(daemon: &FunctionDaemon) {
     let label = label.as_str().unwrap();
     let used = || get(daemon, &key, "/limits")["used"].clone();
 
-    // Its modules count as its disk space, and a module that exceeds the quota is not stored.
+    // The modules of a key count towards its disk quota, and a module that exceeds the quota is not
+    // stored.
     let bytes = used()["disk"]["functions"].as_u64().unwrap();
     assert!(bytes > module.len() as u64, "{bytes}");
     // The module and its compiled code exceed the rest of the quota.

@@ -4,7 +4,7 @@
 
 use super::client::FunctionClient;
 use crate::support::lab::with_lab;
-use crate::support::network_probe::clean;
+use crate::support::network_probe::assert_clean;
 use crate::support::remote::Remote;
 use crate::support::skip;
 use jiffy_test_attributes::jiffy_test;
@@ -212,7 +212,7 @@ fn a_sandbox_calls_the_function_whose_key_it_was_given_and_nothing_else() {
         sandbox_and_function(&remote);
         remote.test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         drop(remote);
-        clean();
+        assert_clean();
     });
 }
 
@@ -351,7 +351,7 @@ fn the_example_runs_each_job_in_a_sandbox_that_calls_it_back_and_ends() {
         jobs(&remote, &module);
         remote.test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
         drop(remote);
-        clean();
+        assert_clean();
     });
 }
 

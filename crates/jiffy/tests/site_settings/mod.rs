@@ -3,7 +3,7 @@
 
 pub mod network;
 use crate::support::lab::{Lab, with_lab};
-use crate::support::network_probe::clean;
+use crate::support::network_probe::assert_clean;
 use crate::support::skip;
 use crate::support::test_home::TestHome;
 use jiffy_test_attributes::jiffy_test;
@@ -78,7 +78,7 @@ fn in_company(work: impl FnOnce(&Company, &Lab) + Send) {
         };
         work(&company, lab);
         drop(company);
-        clean();
+        assert_clean();
     });
 }
 

@@ -173,7 +173,7 @@ pub fn soak() {
         let test_home = TestHome::new();
         run(&test_home, seed, time);
         drop(test_home);
-        crate::support::network_probe::clean();
+        crate::support::network_probe::assert_clean();
     });
 }
 

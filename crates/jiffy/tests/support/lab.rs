@@ -101,7 +101,7 @@ fn run(ipv6: bool, work: impl FnOnce(&Lab) + Send) {
             });
         });
         let outcome = host.join();
-        // This ends the wait of the internet's thread.
+        // Without the sender, the wait of the internet's thread ends.
         drop(stop);
         outcome.unwrap();
     });
@@ -129,7 +129,7 @@ fn unshare() {
 
 /// Gives this thread and its children separate mounts and a separate `/run` with the given
 /// propagation.
-pub fn own_run(propagation: MsFlags) {
+pub fn mount_separate_run(propagation: MsFlags) {
     let none = None::<&str>;
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();

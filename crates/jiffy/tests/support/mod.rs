@@ -190,7 +190,7 @@ pub fn vmm_of(jiffy: &Child) -> u32 {
     wait_for("the VMM process", || {
         children(jiffy.id()).into_iter().find(|pid| {
             let of = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
-            // The same program creates the namespaces of VMMs, and exits.
+            // A process of `jiffy-vmm` that creates the namespaces of VMMs does not count.
             of("comm").is_ok_and(|name| name.trim() == "jiffy-vmm")
                 && of("cmdline").is_ok_and(|line| !line.contains(MAKE_ARGUMENT) && !line.is_empty())
         })

@@ -95,11 +95,11 @@ fn in_lab(options: &[&str], work: impl FnOnce(&TestHome)) {
     test_home.ok(&["daemon", "stop", "--kill-sandboxes"]);
     daemon.wait().unwrap();
     drop(test_home);
-    clean();
+    assert_clean();
 }
 
 /// Asserts that no resources of Jiffy remain in the lab's host.
-pub fn clean() {
+pub fn assert_clean() {
     wait_for("the last slot to be removed", || {
         (!output("ip", &["link"]).contains("jf")).then_some(())
     });

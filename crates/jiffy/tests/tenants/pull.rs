@@ -8,7 +8,7 @@
 use super::registry::{Image, Request, Seen, page, send, serve, serve_tls};
 use super::two_keys::TwoKeys;
 use crate::support::lab::{Lab, with_lab};
-use crate::support::network_probe::clean;
+use crate::support::network_probe::assert_clean;
 use crate::support::test_home::TestHome;
 use crate::support::wait_for;
 use jiffy_proto::vm::jail::FIRST_UID;
@@ -41,7 +41,7 @@ fn tenants(options: &[&str], work: impl FnOnce(&TwoKeys, &Lab) + Send) {
             .test_home
             .ok(&["daemon", "stop", "--kill-sandboxes"]);
         drop(keys);
-        clean();
+        assert_clean();
     });
 }
 
@@ -472,11 +472,12 @@ fn a_layer_is_accepted_without_its_bytes_only_from_the_repository_that_served_it
     let first = build("first", "app:1");
     assert_eq!(first.code, Some(0), "{first:?}");
     assert!(asked("GET", "app") && !asked("HEAD", "app"));
-    // The same layer in another image of the same repository.
+    // The repository has served this layer before: HEAD suffices for another of its images.
     let second = build("second", "app:2");
     assert_eq!(second.code, Some(0), "{second:?}");
     assert!(asked("HEAD", "app") && !asked("GET", "app"));
-    // Another repository claims to have the layer, too.
+    // `other` answers each HEAD as if it had the layer, but has not served it. So the layer is
+    // requested with GET.
     let third = build("third", "other:1");
     assert_eq!(third.code, Some(1), "{third:?}");
     assert!(third.stderr.contains("does not exist"), "{third:?}");

@@ -143,8 +143,8 @@ fn root_on_gvisor_cannot_speak_to_the_agent_as_the_host_does() {
     let program = ["--", "python3", "-c", IMPERSONATE_HOST];
     let all = |id: &str| test_home.ok(&[&command[..], &[id], &program].concat());
     assert_eq!(all(&id), "0 []");
-    // The same for a sandbox restored while the host was connected, with the original still
-    // running.
+    // No attempt succeeds in a fork either. It was restored while the host was connected to the
+    // agent, and the original still runs.
     let clone = test_home.ok(&["fork", &id]);
     let clone = clone.split_whitespace().next().unwrap();
     assert_eq!(all(clone), "0 []");

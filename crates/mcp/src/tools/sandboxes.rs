@@ -245,6 +245,7 @@ pub struct SandboxArguments {
     pub sandbox: String,
 }
 
+/// Kills a sandbox, and removes it from the session.
 async fn end(
     session: Arc<Session>,
     arguments: SandboxArguments,

@@ -437,6 +437,7 @@ pub async fn end_unadopted(directory: &Path, known: &[ProcessInstance]) -> io::R
         {
             work.spawn(async move {
                 let ended = terminate(&path).await;
+                // Ignore the error: the next call removes a remaining socket.
                 let _ = fs::remove_file(&path);
                 ended
             });
@@ -460,6 +461,7 @@ async fn terminate(path: &Path) -> bool {
         .filter(|(mark, started)| mark.started == *started)
         .and_then(|(mark, _)| VmmProcess::find(&mark, DetachedSocket::default()).ok());
     if let Ok(link) = channel.and_then(ControlSocket::new) {
+        // Ignore the error: a VMM that does not receive the request is killed below.
         let _ = link.send(&Request::Stop, &[]);
         // The VMM closes the connection when it exits.
         let exited = async { while link.recv().await.is_ok() {} };

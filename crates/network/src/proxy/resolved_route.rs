@@ -41,6 +41,7 @@ impl ProxyRoute {
     ) -> io::Result<()> {
         let Some(name) = self.resolved_name(address) else {
             if let Some(address) = self.permitted(Some(address)) {
+                // As below, a failure only costs time.
                 let _ = client.set_nodelay(true);
                 return self.carry_allowed(client, Vec::new(), None, address).await;
             }

@@ -261,7 +261,7 @@ impl RegistryClient {
         let Some(login) = self.login.clone().filter(|_| !self.login_attempted) else {
             return Ok(());
         };
-        // This is set before the request, so that a failure is not repeated for each request.
+        // Set the flag before the request, so that a failure is not repeated for each request.
         self.login_attempted = true;
         self.credentials = Some(self.password(&login).await?);
         let url = RequestUrl {

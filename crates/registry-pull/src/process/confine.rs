@@ -33,8 +33,8 @@ pub(super) fn leave_everything() -> io::Result<()> {
         confinement::leave_host(jiffy_rootless::is_host_root())?;
     }
     confinement::forbid_inspection()?;
-    // This is set after `leave_host`, because a change of user clears this setting. If the parent
-    // has exited before this call, the puller reads the end of its socket and exits as well.
+    // Call `end_with_parent` after `leave_host`, because a change of user clears this setting. If
+    // the parent has exited before the call, the puller reads the end of its socket and exits.
     confinement::end_with_parent()?;
     // No further tasks can be created.
     confinement::set_limit(Resource::RLIMIT_NPROC, 0)

@@ -280,8 +280,8 @@ impl SandboxFigures<'_> {
             "Snapshots on this host",
             Snapshots(self.0).count() as f64,
         );
-        // This is a statement of its own, so that the index is unlocked before the sources are
-        // called.
+        // Read the size in a separate statement, so that the index is unlocked before the sources
+        // are called.
         let bytes = self.0.catalog.read().bytes();
         now.add(
             "snapshot_bytes",

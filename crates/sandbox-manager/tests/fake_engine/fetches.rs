@@ -152,7 +152,7 @@ async fn a_failed_fetch_leaves_nothing_and_can_be_retried() {
         // The missing store was not replaced by an empty one.
         store.make_reachable();
     }
-    // The same applies if the engine fails in the middle.
+    // A failure of the engine during the import leaves nothing either.
     bench.world.fail("import");
     host.create(from(&snapshot, None)).await.unwrap_err();
     assert_nothing_is_left(&bench, &host);

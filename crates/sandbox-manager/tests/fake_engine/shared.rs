@@ -305,7 +305,7 @@ async fn a_sandbox_whose_record_is_too_large_to_share_is_stored_and_stays_on_its
     let store = TestStore::new();
     let (one, two) = (Host::start(&store, 1).await, Host::start(&store, 2).await);
     let spec = CreateSpec {
-        // This is too large for the record of a shared sandbox.
+        // The variable is too large for the record of a shared sandbox.
         env: BTreeMap::from([("LONG".to_owned(), "x".repeat(70_000))]),
         ..base()
     };

@@ -1,5 +1,5 @@
 //! Recorded sets: the working set (chunks of memory that a restored guest touches first), and the
-//! pages that a restored guest writes first.
+//! pages that a restored guest writes first. A *chunk* is 64 KiB of memory or of a disk.
 //!
 //! The *first use* is an action that a template may define: the request or command with which most
 //! uses of its sandboxes start. It runs once in a temporary guest to record these sets. The *first
@@ -7,8 +7,6 @@
 //!
 //! A recorded set is a hint without a checksum: if it is missing or wrong, restores are only
 //! slower.
-//!
-//! A *chunk* is 64 KiB of memory or of a disk.
 
 use crate::snapshot::read_index;
 use crate::snapshot_dir::SnapshotDir;

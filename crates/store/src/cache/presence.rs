@@ -266,6 +266,7 @@ impl<'a> RangeLock<'a> {
 
 impl Drop for RangeLock<'_> {
     fn drop(&mut self) {
+        // Ignore the error: unlocking a byte of an open file does not fail.
         let _ = lock(self.0, libc::F_UNLCK, self.1, false);
     }
 }

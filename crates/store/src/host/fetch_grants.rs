@@ -198,6 +198,7 @@ impl GrantDirectory {
             let socket = name.strip_suffix(SOCKET_SUFFIX);
             let orphan = socket.is_some_and(|id| !self.file(id, GRANT_SUFFIX).exists());
             if orphan || name.ends_with(NEW_SUFFIX) {
+                // Ignore the error: the next daemon removes a remaining file.
                 let _ = fs::remove_file(self.0.join(name));
             }
         }

@@ -154,7 +154,7 @@ impl ModuleBook {
             modules.remove(digest);
             if modules.is_empty() {
                 held.remove(tenant);
-                // This fails, as intended, if the record of another module was written
+                // The removal fails, as intended, if the record of another module was written
                 // concurrently.
                 let _ = fs::remove_dir(path.parent().unwrap_or(&path));
             }

@@ -76,11 +76,11 @@ pub struct GcReport {
     pub live: u64,
     /// Number of objects that a later collection may remove.
     pub condemned: u64,
-    /// Their bytes.
+    /// Bytes of these objects.
     pub condemned_bytes: u64,
     /// Objects removed.
     pub removed: u64,
-    /// Their bytes.
+    /// Bytes of the removed objects.
     pub removed_bytes: u64,
     /// Number of packs whose live chunks were moved to other packs.
     pub repacked: u64,

@@ -24,7 +24,7 @@ pub enum Selection<'a> {
     WorkingSet,
     /// All chunks, starting with the working set.
     All,
-    /// These chunks, in this order.
+    /// The listed chunks, in this order.
     Chunks(&'a [u64]),
 }
 

@@ -140,6 +140,7 @@ fn evict(directory: &Path) {
     for (number, (_, path, size)) in newest_first(directory).into_iter().enumerate() {
         bytes += size;
         if number >= MAX_RECENT_PACKS || bytes > MAX_RECENT_BYTES {
+            // Ignore errors here and below: remaining files are removed by the next call.
             let _ = fs::remove_file(path);
         }
     }

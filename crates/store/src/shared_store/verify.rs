@@ -43,7 +43,7 @@ pub struct DamagedSnapshot {
     pub id: String,
     /// Hash that identifies the snapshot in the store.
     pub root: String,
-    /// Its damaged chunks, ascending.
+    /// Damaged chunks of the snapshot, ascending.
     pub chunks: Vec<DamagedFrame>,
     /// The snapshot.
     #[serde(skip)]

@@ -31,9 +31,10 @@ impl Vm {
         }
     }
 
-    /// Dispatches events in order. A device may defer the effects of consecutive events to the end
-    /// of the batch. An event of the VM itself ends the batch: a request of the controller must
-    /// find each device as if its events had been handled one by one.
+    /// Dispatches events in order. A device may defer the effects of consecutive events (its work
+    /// and the interrupt of the guest) to the end of the batch. An event of the VM itself ends the
+    /// batch, and later events start a new batch. A request of the controller must find each device
+    /// as if its events had been handled one by one.
     pub(super) fn dispatch_batch<'a>(
         &mut self,
         batch: impl ExactSizeIterator<Item = &'a ReadyEvent>,
@@ -55,8 +56,8 @@ impl Vm {
         self.end_batches(&mut batched);
     }
 
-    /// Makes a device delay its interrupts until this round of the event loop ends. Only its first
-    /// event in a round has this effect: `batched` has a bit for each device that delays them.
+    /// Lets a device defer the effects of its events until [`Self::end_batches`], and sets its bit
+    /// in `batched`. Does nothing if the bit is set, because the device defers them already.
     fn begin_batch(&self, index: usize, batched: &mut u64) {
         // A device number of 64 or more does not fit the bit set: such a device handles each event
         // at once.

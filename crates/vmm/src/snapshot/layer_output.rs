@@ -26,7 +26,7 @@ const MIN_DIRECT_RUN_BYTES: usize = 256 << 10;
 /// File of a memory layer, opened once or twice.
 pub struct LayerOutput<'a> {
     file: &'a File,
-    /// The same file opened with `O_DIRECT`. `None` if this is not supported or not worthwhile.
+    /// `file`, opened again with `O_DIRECT`. `None` if this is not supported or not worthwhile.
     direct: Option<&'a File>,
     buffer: Option<NonNull<u8>>,
 }

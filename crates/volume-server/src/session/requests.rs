@@ -160,8 +160,8 @@ impl Session {
             opcode::FALLOCATE => self.allocate(node, fields),
             opcode::RELEASEDIR | opcode::DESTROY => Ok(Answer::Reply),
             opcode::INIT => init(fields, reply),
-            // This includes OPEN and OPENDIR. After this error, the client omits them, and its
-            // requests identify open files by nodes instead of handles.
+            // OPEN and OPENDIR receive this error as well. The client then omits both, and its
+            // other requests identify open files by nodes instead of handles.
             _ => Err(Errno::ENOSYS),
         }
     }

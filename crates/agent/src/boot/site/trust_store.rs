@@ -249,6 +249,7 @@ fn remove_dangling_links(root: &Path) {
         let target = fs::read_link(entry.path()).unwrap_or_default();
         let name = target.file_name().unwrap_or_default().to_string_lossy();
         if name.starts_with(NAME) {
+            // Ignore the error: a link to a missing file is harmless.
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -264,6 +265,7 @@ fn remove_from_java(root: &Path, authorities: &[&Authority]) {
         store.remove(&Keystore::from_pem(authority.pem.as_bytes()));
     }
     if store.len() != before {
+        // Ignore the error: a store that cannot be written is left as it is.
         let _ = fs::write(beneath(root, Path::new(DEBIAN_JAVA)), store.encode());
     }
 }

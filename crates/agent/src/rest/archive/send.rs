@@ -110,6 +110,7 @@ pub fn stream(
             Err(e) => e.into(),
         };
         eprintln!("jiffy-agent: {WHAT}: {failure}");
+        // Ignore the error: the client has disconnected.
         let _ = failures.send(Err(failure)).await;
     });
     let mut response = Response::new(ReplyBody::Stream(Box::new(ArchiveStream(receiver))));

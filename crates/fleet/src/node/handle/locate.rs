@@ -31,7 +31,7 @@ const PLACE_MS: u64 = 60_000;
 pub struct Place {
     /// Member that has the sandbox.
     pub member: MemberId,
-    /// Its address.
+    /// Address of the member.
     pub address: String,
     /// State at the time of the answer.
     pub state: RowState,
@@ -216,6 +216,7 @@ impl Node {
         }
     }
 
+    /// Remembers a place that the coordinator has reported, and returns it.
     fn found(&self, hash: SandboxHash, place: RowPlace) -> Place {
         let now = self.inner.clock.now();
         self.inner.places.remember(hash, place, now);

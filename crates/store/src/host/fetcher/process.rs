@@ -86,6 +86,7 @@ impl FetcherLock {
     }
 
     fn release(&self) {
+        // Ignore the error: closing the file also releases the lock.
         let _ = fcntl(&self.0, FcntlArg::F_OFD_SETLK(&range(libc::F_UNLCK)));
     }
 

@@ -61,7 +61,7 @@ pub struct PulledFile {
 pub enum MemoryPull<'a> {
     /// All chunks.
     All,
-    /// These chunks. The others are fetched when a guest needs them.
+    /// The listed chunks. The others are fetched when a guest needs them.
     Chunks(&'a [u64]),
 }
 

@@ -243,6 +243,7 @@ impl VcpuWorker {
     /// sender of commands is dropped.
     fn run_commands(&mut self) -> Option<VcpuEnd> {
         loop {
+            // Ignore errors of the replies: the sender of the command no longer waits.
             match self.inbox.recv().ok()? {
                 VcpuCommand::Pause(reply) => {
                     let _ = reply.send(());

@@ -17,7 +17,7 @@ pub struct TapOffloads {
     pub csum: bool,
     /// TCP over IPv4 in segments of up to 64 KiB. Requires `csum`.
     pub tso4: bool,
-    /// The same for TCP over IPv6.
+    /// TCP over IPv6 in segments of up to 64 KiB. Requires `csum`.
     pub tso6: bool,
 }
 
