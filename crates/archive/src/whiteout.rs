@@ -65,7 +65,9 @@ fn remove_content_at(directory: BorrowedFd<'_>, depth: usize) -> Result<(), Errn
     // The names are read before the first removal, because removals may confuse the order of a
     // directory that is being read.
     let mut names = Vec::new();
-    for entry in Dir::read_from(directory)? {
+    // The caller's descriptor may only denote the directory (`O_PATH`), and cannot be read.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    for entry in Dir::new(fs::openat(directory, c".", flags, Mode::empty())?)? {
         let name = entry?.file_name().to_bytes().to_vec();
         if !matches!(&name[..], b"." | b"..") {
             names.push(name);

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 PROGRAMS = Path(sys.executable).parent
 NODE_PROGRAMS = Path(os.environ["JIFFY_NODE_PACKAGES"]) / "node_modules" / ".bin"
 # Findings in `.redocly.lint-ignore.yaml`.
-ACCEPTED_FINDINGS = 4
+ACCEPTED_FINDINGS = 5
 METHODS = {"get", "put", "post", "delete", "patch"}
 
 
