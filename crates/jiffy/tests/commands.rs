@@ -301,7 +301,7 @@ fn sandbox_is_inspected_and_restarted(test_home: &TestHome, engine: &str) {
     root("setsid sh -c 'trap \"\" TERM; sleep 1000' >/dev/null 2>&1 &");
     root("setsid sleep 2000 >/dev/null 2>&1 &");
     assert_eq!(test_home.ok(&["restart", "seen", "-t", "500ms"]), id);
-    // The disk is retained. No process remains, not even one that ignores SIGTERM.
+    // The disk is retained. No process remains, although a program ignores SIGTERM.
     let remaining =
         root("cat /tmp/new; hostname; cat /proc/[0-9]*/cmdline | grep -ac '[s]leep'; true");
     assert_eq!(remaining, format!("1\n{id}\n0"), "{engine}");

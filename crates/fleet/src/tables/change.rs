@@ -244,12 +244,7 @@ impl<'a> Staged<'a> {
         }
         let mut last = None;
         for content in rows {
-            let row = Row {
-                revision: self.number,
-                request,
-                removed: false,
-                content,
-            };
+            let row = self.row(request, content);
             let key = row.key();
             match self.current(&key) {
                 Some(existing) if existing.request == request => last = Some(existing.clone()),
@@ -266,6 +261,16 @@ impl<'a> Staged<'a> {
         last.ok_or_else(|| TableError::Invalid("the import is empty".to_owned()))
     }
 
+    /// Returns a row of this commit that is not removed.
+    fn row(&self, request: RequestId, content: RowContent) -> Row {
+        Row {
+            revision: self.number,
+            request,
+            removed: false,
+            content,
+        }
+    }
+
     /// Adds a row, if it and its table have space for it. `removed` marks the row as removed.
     fn put(
         &mut self,
@@ -274,10 +279,8 @@ impl<'a> Staged<'a> {
         removed: bool,
     ) -> Result<Row, TableError> {
         let row = Row {
-            revision: self.number,
-            request,
             removed,
-            content,
+            ..self.row(request, content)
         };
         row.check().map_err(TableError::Invalid)?;
         let key = row.key();

@@ -1,7 +1,7 @@
 //! Sandboxes that any host of a store can resume.
 //!
 //! The *head* of a sandbox is a record in the store that decides which host may run the sandbox
-//! ([`jiffy_fleet::Heads`]). A *claim* makes this host the only one that may run the sandbox. A
+//! ([`jiffy_fleet::Heads`]). After a *claim*, no other host may run the sandbox. A
 //! *tenant* is the part of a store that belongs to one owner. The *identity* of a sandbox consists
 //! of id, host name, entropy and clock. A guest receives it before its sandbox can be used.
 //!

@@ -125,7 +125,7 @@ async fn an_interrupted_rotation_loses_no_key_and_can_be_repeated() {
             assert_eq!(after.generation(1).unwrap().chunk_hash(b"x"), hash);
             // The former master key decrypts nothing: older records do not accumulate, and the key
             // alone does not open the tenant. Each rewrap removes the records before the latest
-            // one. The bound permits one that was written since. Objects `name` are not records.
+            // record. A later record is permitted. Objects `name` are not records.
             let backend = Backend::new(inner, Key::default(), quick());
             let records = backend.list("tenants").await.unwrap();
             let records = records.iter().filter(|found| !found.key.ends_with("/name"));

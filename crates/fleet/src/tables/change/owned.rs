@@ -25,12 +25,7 @@ impl Staged<'_> {
         request: RequestId,
         content: RowContent,
     ) -> Result<Row, TableError> {
-        let row = Row {
-            revision: self.number,
-            request,
-            removed: false,
-            content,
-        };
+        let row = self.row(request, content);
         let key = row.key();
         if let Some(existing) = self.current(&key) {
             // The answer to the first attempt was lost.
@@ -110,12 +105,7 @@ impl Staged<'_> {
         request: RequestId,
         content: RowContent,
     ) -> Result<Row, TableError> {
-        let row = Row {
-            revision: self.number,
-            request,
-            removed: false,
-            content,
-        };
+        let row = self.row(request, content);
         let key = row.key();
         let existing = self.current(&key).ok_or_else(|| unknown(&key))?;
         if existing.request == request {
