@@ -4,11 +4,11 @@
 //!
 //! An *epoch* of a member lasts from its registration with the coordinator until the coordinator
 //! declares the member dead. This decision is a *verdict*. The *directory* lists the hosts of all
-//! sandboxes of the shard. Its entries, one per sandbox, are also called rows. A *budget* is the
-//! limit of an API key, and a *share* is the part of it that one member may use.
+//! sandboxes of the shard, in one row per sandbox. Members send their rows in lists. A *budget* is
+//! the limit of an API key, and a *share* is the part of it that one member may use.
 //!
-//! The shard's record has one row per member. The coordinator changes rows in a draft of the
-//! record. The draft replaces the record every 3 s. If the draft contains a registration or a
+//! The shard's record has one [`MemberRow`] per member. The coordinator changes these in a draft of
+//! the record. The draft replaces the record every 3 s. If the draft contains a registration or a
 //! verdict, it replaces the record as soon as 0.5 s have passed since the last replacement (group
 //! commit). A change takes effect only when the replacement is known to have succeeded, because
 //! another member may have taken over meanwhile.
@@ -69,7 +69,7 @@ struct Peer {
     last_seq: u64,
     /// Work in progress according to the last heartbeat.
     load: HostLoad,
-    /// Transfer of the member's list of sandboxes into the directory.
+    /// Transfer of the member's rows into the directory.
     rows: RowReceiver,
 }
 
@@ -84,7 +84,8 @@ pub(crate) struct Coordinator {
     committed: ShardRecord,
     /// The committed record with all changes that were decided since.
     draft: ShardRecord,
-    /// Size in bytes of each row of the draft in the encoded record, whose total is limited.
+    /// Size in bytes of each [`MemberRow`] of the draft in the encoded record, whose total is
+    /// limited.
     row_bytes: BTreeMap<MemberId, usize>,
     /// Replacement of the record whose outcome is unknown.
     in_flight: Option<InFlight>,
@@ -106,8 +107,8 @@ pub(crate) struct Coordinator {
     peers: BTreeMap<MemberId, Peer>,
     /// Process and number of the latest registration of each member in this term.
     registrations: BTreeMap<MemberId, (Instance, u64)>,
-    /// Number of answered registrations. The lists of rows of each registration have their own
-    /// numbers (`rows::list_number`).
+    /// Number of answered registrations. The lists of directory rows of each registration have
+    /// their own numbers (`rows::list_number`).
     answered_registrations: u64,
     /// True while more than half of the members send no heartbeats. No verdicts are made then.
     is_mass_silence: bool,

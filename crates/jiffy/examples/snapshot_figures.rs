@@ -111,10 +111,11 @@ async fn restores(prepared: &PreparedTemplate, store: &Store, rounds: usize) {
             vm.stop().await;
         }
         show(&format!("restore ({policy}) to ready"), ready);
-        let [vmm, hello, agent] = phases;
+        // The agent first greets the VMM, and then takes the name and address of the sandbox.
+        let [vmm, greeting, identity] = phases;
         show("   of which until the first instruction", vmm);
-        show("   of which until the greeting", hello);
-        show("   of which until the identity is in force", agent);
+        show("   of which until the greeting", greeting);
+        show("   of which until the identity is in force", identity);
         show(
             &format!("restore ({policy}) to the first `true` done"),
             exec,

@@ -267,7 +267,8 @@ impl ProxyRoute {
             let policy = policy.as_ref();
             policy.is_some_and(|p| p.allows_name(&name, port) && p.egress_proxy() == proxy.as_ref())
         };
-        // The API key of a sandbox does not change, so it is not checked again.
+        // This also applies to connections to the control plane. Its API key never changes, so only
+        // the name is checked again.
         if !allowed(&policy.borrow()) {
             // The policy changed while the server was connected.
             refused(Some(&name));

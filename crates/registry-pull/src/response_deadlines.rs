@@ -59,8 +59,7 @@ impl ResponseDeadlines {
 
     /// Returns the next deadline and the message of its timeout error.
     pub fn next(&self) -> (Instant, String) {
-        // Each message of the puller extends this deadline, since the caller then calls `next`
-        // again.
+        // The caller calls `next` again after each piece of data, which extends this deadline.
         let idle = Instant::now() + IDLE_TIMEOUT;
         let idle = (idle, format!("no data for {} s", IDLE_TIMEOUT.as_secs()));
         let end = (

@@ -33,12 +33,13 @@ impl App {
         Ok(self.has_sandbox(caller, id))
     }
 
-    /// Returns whether this host has a sandbox that the caller may mean.
+    /// Returns whether this host answers a call on `id`. The answer may be an error: this host also
+    /// answers if it has the sandbox, but the caller may not use it.
     pub(super) fn has_sandbox(&self, caller: &Caller, id: &str) -> bool {
         match self.sandbox(caller, id, Liveness::IncludingBroken) {
             Ok(_) => true,
-            // This host also answers for sandboxes of other owners and for sandboxes that are being
-            // killed: they do not exist for the caller.
+            // Sandboxes of other owners and sandboxes that are being killed do not exist for the
+            // caller. If they are on this host, no other host has to be asked.
             Err(error) => {
                 error.error_code != "sandbox_not_found" || self.sandboxes.find(id).is_some()
             }

@@ -19,6 +19,7 @@ async fn a_template_without_a_default_tag_is_found_by_name_and_id_with_the_id_of
     let manifest = templates.manifest(&format!("{}/app:v1", key.key.id));
     let records = BuildRecords::open(home.path()).unwrap();
     let version = manifest.unwrap().version();
+    // The template has only the tag `v1`, which refers to a newer build of the same version.
     let mut build = records.build(&build_id_of("app")).unwrap().unwrap();
     build.id = BUILD.strip_prefix("build-").unwrap().to_owned();
     build.tags.clear();
@@ -63,6 +64,7 @@ async fn a_template_without_a_default_tag_is_found_by_name_and_id_with_the_id_of
         let refused = create(&api, &his, &built).await.expect_error(404);
         assert_eq!(refused, "template_not_found");
     }
+    // This host does not have the version of the build, so that no sandbox can be created from it.
     records.set_ready(&build, &[], "another version").unwrap();
     let refused = create(&api, &hers, &format!("app:{build}")).await;
     assert_eq!(refused.expect_error(404), "template_not_found");

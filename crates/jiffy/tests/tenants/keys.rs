@@ -241,7 +241,7 @@ fn a_key_grants_its_scope_only_and_no_key_grants_no_access() {
     }
     assert_eq!(list(&third).1["error_code"], "key_expired");
 
-    // Only the address that guesses keys is rate limited.
+    // Wrong keys of an address are rate limited. Calls with a correct key are not.
     let wrong = format!("e2b_{}", "0".repeat(40));
     let mut guesses = 0;
     while list(&wrong).0 == 401 {

@@ -81,7 +81,8 @@ async fn commands_on_hosts_work_through_every_member_and_reject_wrong_states() {
     assert!(last.text("message").contains("last host"), "{}", last.body);
     assert_eq!(last.expect_error(409), "refused");
     until_state(&lab, 1, "up").await;
-    // A front is removed once. Its number is `f` and digits.
+    // A front (`f` and digits) is removed by an entry in the record of removed fronts, because the
+    // fleet has no list of fronts. So any number can be removed, once.
     let removed = operate(&lab, 2, "f7", "remove").await.expect(200);
     assert_eq!(removed.text("state"), "left");
     let twice = operate(&lab, 3, "f7", "remove").await;
