@@ -95,10 +95,10 @@ pub struct Machine {
     /// Tracker of the pages that are written after a snapshot. `None` if the kernel does not
     /// support it, or if memory is fetched lazily.
     pub write_tracker: Option<WriteTracker>,
-    /// True if a writer process was forked (fork(2)) since the last rollback. A writer process
-    /// writes a snapshot while the guest continues to run. The fork write-protects the private
-    /// pages of this process for copy-on-write. A rollback that reads into such a page therefore
-    /// makes it private first, which avoids a fault per page.
+    /// True if private pages of this process were write-protected since the last rollback: for
+    /// copy-on-write by the fork (fork(2)) of a process that writes a snapshot, or by the
+    /// `write_tracker`. A rollback that reads into such a page makes it writable first, which
+    /// avoids a fault per page.
     pub protected: bool,
     /// Pages of mapped layers that the guest probably writes at its first use. The VMM copies them
     /// to private memory while the guest runs, so that the writes cause no faults. Copies before

@@ -39,7 +39,7 @@ impl App {
         match self.sandbox(caller, id, Liveness::IncludingBroken) {
             Ok(_) => true,
             // Sandboxes of other owners and sandboxes that are being killed do not exist for the
-            // caller. If they are on this host, no other host has to be asked.
+            // caller. If they are on this host, no other host answers.
             Err(error) => {
                 error.error_code != "sandbox_not_found" || self.sandboxes.find(id).is_some()
             }

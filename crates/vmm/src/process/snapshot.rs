@@ -1,4 +1,5 @@
-//! Snapshots in the event loop: pause the guest, read its state, fork a writer, resume.
+//! Snapshots in the event loop: pause the guest, read its state, write the memory or fork a writer,
+//! resume.
 //!
 //! A *layer* is the part of a memory or disk that one snapshot stores: the content that differs
 //! from its ancestors. A *chunk* is 64 KiB of memory or of a disk. A *private* page of the guest
@@ -8,6 +9,8 @@
 //! A *captured* snapshot is completed even if the controller disconnects or the guest ends
 //! (`captured.rs`). `Machine::captured`, however, are the guest's private pages at the time of the
 //! newest snapshot.
+
+mod outputs;
 
 use super::frozen_machine::FrozenMachine;
 use super::{SLOT_BACKGROUND_COPY, Vm, micros, watch};
@@ -25,14 +28,22 @@ use crate::snapshot::writer_process::WriterProcess;
 use crate::snapshot::written_pages;
 use crate::virtio::blk::Block;
 use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, UnitSet};
-use jiffy_proto::snapshot::{
-    AfterSnapshot, MAX_LIVE_LAYERS, SnapshotConfig, SnapshotDecision, SnapshotReport,
-};
+use jiffy_proto::snapshot::{AfterSnapshot, SnapshotConfig, SnapshotDecision, SnapshotReport};
 use jiffy_proto::vm::{Event, FdIndex, StopCause};
+use outputs::MemoryFiles;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Maximum number of pages that may differ for which the VMM begins to write memory while the guest
+/// is paused: 32 MiB. A fork would let the guest resume a few milliseconds earlier. But it copies
+/// all page tables, and each page that the guest writes next is copied as well. For so few pages,
+/// this takes more processor time than writing them.
+const MAX_PAUSED_PAGES: u64 = 8192;
+/// Maximum time of this write. A forked process writes the rest while the guest runs: the guest
+/// must not wait for a slow disk.
+const MAX_PAUSED_WRITE: Duration = Duration::from_millis(10);
 
 /// Snapshot whose memory a forked process writes while the guest runs.
 pub(super) struct BackgroundCopy {
@@ -67,25 +78,6 @@ pub(super) struct PreparedSnapshot {
     /// Report of a captured snapshot, for a controller that has not received it.
     pub report: Option<SnapshotReport>,
     disks: Vec<usize>,
-}
-
-/// Files of the memory layer of a snapshot.
-struct MemoryFiles {
-    layer: File,
-    /// File of the layer opened with `O_DIRECT`.
-    direct: Option<File>,
-    index: File,
-}
-
-/// Files to which a snapshot is written, with a new overlay and an index per disk.
-struct SnapshotOutputs {
-    memory: MemoryFiles,
-    state: File,
-    /// `/proc/PID/pagemap` of this process, which is only read.
-    pagemap: Option<File>,
-    /// Receives the chunks that the guest has touched, for faster restores.
-    working_set: Option<File>,
-    disks: Vec<(File, File)>,
 }
 
 impl Vm {
@@ -170,8 +162,6 @@ impl Vm {
         }
 
         let copying = Instant::now();
-        // The guest resumes while a forked process writes memory. Without memory to write, no
-        // process is needed.
         let resumes = config.then == AfterSnapshot::Resume && !config.disk_only;
         // Count the pages that may differ, not the candidate chunks: a candidate may have few of
         // these pages.
@@ -193,7 +183,26 @@ impl Vm {
         };
         let output = LayerOutput::new(&files.memory.layer, direct);
         let mut writer = LayerWriter::new(source, output, &files.memory.index);
-        if resumes {
+        let failed = |e| VmmError::host("writing memory", e);
+        // A captured snapshot is reported before its memory is written.
+        let few = !config.captured && frozen.pages.count() <= MAX_PAUSED_PAGES;
+        let written = if !resumes {
+            writer.write().map(|()| true).map_err(failed)
+        } else if few {
+            let deadline = copying + MAX_PAUSED_WRITE;
+            writer.write_until(deadline).map_err(failed)
+        } else {
+            Ok(false)
+        };
+        let written = match written {
+            Ok(written) => written,
+            Err(e) => {
+                drop(writer);
+                self.thaw(frozen.devices())?;
+                return Err(e);
+            }
+        };
+        if !written {
             let mut inherited_fds = vec![
                 files.memory.layer.as_raw_fd(),
                 files.memory.index.as_raw_fd(),
@@ -236,14 +245,18 @@ impl Vm {
             });
             return Ok(None);
         }
-        let written = writer
-            .write()
-            .map_err(|e| VmmError::host("writing memory", e));
         let index = writer.index();
-        let written = written.and_then(|()| frozen.write(&files.state));
+        let written = frozen.write(&files.state);
         written.or_else(|e| self.thaw(frozen.devices()).and(Err(e)))?;
         report.phases.copy_us = micros(copying);
-        if !config.disk_only {
+        let disks = frozen.devices();
+        if resumes {
+            let private_pages = frozen.private_pages;
+            let pagemap = files.pagemap.as_ref();
+            let tracked = self.track_writes(pagemap, &linear, private_pages.as_ref());
+            self.machine.protected |= tracked;
+            self.set_captured(&files.memory, private_pages, tracked);
+        } else if !config.disk_only {
             // The pages of this snapshot are not tracked.
             self.machine.captured = None;
         }
@@ -255,10 +268,17 @@ impl Vm {
         self.prepared = Some(PreparedSnapshot {
             id: config.id.clone(),
             report: None,
-            disks: frozen.devices(),
+            disks,
         });
         let report = self.complete(report, began, files.memory, index, None);
         Ok(Some(report))
+    }
+
+    /// Records the private pages of the guest at the time of the snapshot in `files`.
+    fn set_captured(&mut self, files: &MemoryFiles, private: Option<UnitSet>, tracked: bool) {
+        let captured_pages = |pages| CapturedPages::new(&files.layer, pages, tracked).ok();
+        // Ignore an error: a rollback to this snapshot then maps more memory.
+        self.machine.captured = private.and_then(captured_pages);
     }
 
     /// Write-protects the `private` pages of the paused guest, so that writes since this snapshot
@@ -280,60 +300,6 @@ impl Vm {
         };
         // Ignore the error: the next snapshot then compares all private pages.
         tracker.protect(pagemap, linear, private).is_ok()
-    }
-
-    /// Takes the files of a snapshot from the descriptors of a request. Rejects requests that do
-    /// not match the machine.
-    fn take_files(
-        &self,
-        config: &SnapshotConfig,
-        fds: &mut ReceivedFds,
-    ) -> Result<SnapshotOutputs, VmmError> {
-        if self.background_copy.is_some() {
-            return Err(VmmError::Config(
-                "another snapshot of this sandbox is still being written".to_owned(),
-            ));
-        }
-        if self.machine.layers.len() >= MAX_LIVE_LAYERS {
-            return Err(VmmError::Config(format!(
-                "this sandbox was snapshotted {MAX_LIVE_LAYERS} times without being paused or rolled back: pause and resume it"
-            )));
-        }
-        let disks = self.machine.writable_disks.len();
-        let overlays = config.disks.len();
-        if overlays != disks {
-            let reason = format!("{overlays} overlays for {disks} writable disks");
-            return Err(VmmError::Config(reason));
-        }
-        if config.disk_only && config.captured {
-            let reason = "a snapshot without memory cannot be captured".to_owned();
-            return Err(VmmError::Config(reason));
-        }
-        let mut take = |fd: FdIndex, what: &str| fds.take(fd, what).map(File::from);
-        Ok(SnapshotOutputs {
-            memory: MemoryFiles {
-                layer: take(config.memory, "memory layer")?,
-                direct: config
-                    .direct
-                    .map(|fd| take(fd, "memory layer"))
-                    .transpose()?,
-                index: take(config.index, "memory index")?,
-            },
-            state: take(config.state, "snapshot state")?,
-            pagemap: config.pagemap.map(|fd| take(fd, "pagemap")).transpose()?,
-            working_set: config
-                .working_set
-                .map(|fd| take(fd, "working set"))
-                .transpose()?,
-            disks: config
-                .disks
-                .iter()
-                .map(|disk| {
-                    let overlay = take(disk.overlay, "overlay")?;
-                    Ok((overlay, take(disk.index, "disk index")?))
-                })
-                .collect::<Result<_, VmmError>>()?,
-        })
     }
 
     /// Thaws `disks`, and disks that could not be thawed before.
@@ -368,10 +334,8 @@ impl Vm {
         match index {
             Ok(index) => {
                 let (files, hashes) = (background_copy.files, background_copy.hashes);
-                let tracked = background_copy.tracked;
-                let captured_pages = |pages| CapturedPages::new(&files.layer, pages, tracked).ok();
-                // Ignore an error: a rollback to this snapshot then maps more memory.
-                self.machine.captured = background_copy.private_pages.and_then(captured_pages);
+                let private_pages = background_copy.private_pages;
+                self.set_captured(&files, private_pages, background_copy.tracked);
                 let report = self.complete(
                     background_copy.report,
                     background_copy.began,

@@ -15,12 +15,13 @@ use jiffy_proto::layer::{LayerIndex, MEMORY_CHUNK, MEMORY_PAGE, UnitSet};
 use nix::errno::Errno;
 use std::fs::File;
 use std::ops::Range;
+use std::time::Instant;
 
 /// Minimum number of pages that may differ for which direct I/O is used: 64 MiB. Later snapshots
 /// and rollbacks read smaller layers again, so that these should be in the page cache.
 pub const LARGE_LAYER_PAGES: u64 = 16_384;
 /// Minimum number of candidates for which two processes are used.
-const MIN_PARALLEL_CHUNKS: u64 = 1024;
+const MIN_PARALLEL_CHUNKS: usize = 1024;
 
 const PAGE_BYTES: usize = MEMORY_PAGE as usize;
 const CHUNK_PAGES: u64 = MEMORY_CHUNK as u64 / MEMORY_PAGE as u64;
@@ -49,6 +50,8 @@ pub struct LayerWriter<'a> {
     encoded: Vec<u8>,
     mappings: LayerMappings,
     run: PendingRun,
+    /// Chunk at which [`Self::write`] continues. All candidates below are written.
+    next: u64,
 }
 
 /// Bytes that are not written yet. They are contiguous in memory and in the file.
@@ -72,13 +75,32 @@ impl<'a> LayerWriter<'a> {
                 bytes: 0,
                 offset: 0,
             },
+            next: 0,
             source,
             output,
             index_file,
         }
     }
 
-    /// Writes the layer and its index.
+    /// Writes chunks until `deadline`. Returns whether the layer and its index are complete.
+    /// Otherwise, [`Self::write`] continues, also in a forked process.
+    pub fn write_until(&mut self, deadline: Instant) -> Result<bool, Errno> {
+        self.set_len()?;
+        let candidates = self.source.candidates;
+        for chunk in candidates.iter() {
+            if Instant::now() >= deadline {
+                self.flush()?;
+                return Ok(false);
+            }
+            self.chunk(chunk)?;
+            self.next = chunk + 1;
+        }
+        self.flush()?;
+        self.write_index()?;
+        Ok(true)
+    }
+
+    /// Writes the rest of the layer, and its index.
     pub fn write(&mut self) -> Result<(), Errno> {
         self.set_len()?;
         self.write_range(0..self.source.linear.chunks())?;
@@ -90,13 +112,14 @@ impl<'a> LayerWriter<'a> {
         self.output.set_len(self.source.linear.bytes())
     }
 
-    /// Returns the middle of the candidates. `None` if there are too few for two processes.
+    /// Returns the middle of the remaining candidates. `None` if there are too few for two
+    /// processes.
     pub fn middle_chunk(&self) -> Option<u64> {
-        let count = self.source.candidates.count();
-        let half = usize::try_from(count / 2).ok()?;
-        let middle_chunk =
-            (count >= MIN_PARALLEL_CHUNKS).then(|| self.source.candidates.iter().nth(half));
-        middle_chunk.flatten()
+        let remaining = || self.source.candidates.iter_range(self.next..u64::MAX);
+        let count = remaining().count();
+        (count >= MIN_PARALLEL_CHUNKS)
+            .then(|| remaining().nth(count / 2))
+            .flatten()
     }
 
     /// Copies long runs before writing them: see [`LayerOutput::enable_bounce_buffer`].
@@ -104,11 +127,12 @@ impl<'a> LayerWriter<'a> {
         self.output.enable_bounce_buffer();
     }
 
-    /// Writes the chunks of `range`.
+    /// Writes the chunks of `range` that are not written yet.
     pub fn write_range(&mut self, range: Range<u64>) -> Result<(), Errno> {
         let candidates = self.source.candidates;
+        let start = range.start.max(self.next);
         // `candidates` ascends, so runs can be joined.
-        let in_range = candidates.iter().skip_while(|&chunk| chunk < range.start);
+        let in_range = candidates.iter().skip_while(|&chunk| chunk < start);
         for chunk in in_range.take_while(|&chunk| chunk < range.end) {
             self.chunk(chunk)?;
         }

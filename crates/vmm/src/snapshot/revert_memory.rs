@@ -118,8 +118,8 @@ pub struct PrivatePages<'a> {
     /// Private pages at the time of the target snapshot. `None` unless it was taken of this memory,
     /// and memory was not reverted to another snapshot since.
     pub captured: Option<&'a CapturedPages>,
-    /// True if the writer process of a snapshot was forked (fork(2)) since the last rollback. The
-    /// fork write-protects the private pages of this process.
+    /// True if private pages of this process may be write-protected: since the last rollback, a
+    /// snapshot has forked (fork(2)) a writer process, or tracks writes.
     pub protected: bool,
 }
 
@@ -382,8 +382,8 @@ pub fn revert_memory(
             linear
                 .each_extent_of_pages(run, |offset, bytes, host| {
                     if pages.protected {
-                        // The fork of a writer process has write-protected the pages. Without this
-                        // call, each page would fault during the read.
+                        // The pages may be write-protected. Without this call, each page would
+                        // fault during the read.
                         make_private(host, bytes);
                     }
                     read(file, offset, bytes as u64, host)

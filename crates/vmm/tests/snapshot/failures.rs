@@ -59,6 +59,13 @@ fn a_full_disk_fails_the_snapshot_and_the_guest_continues() {
     let mut restored = TestVm::restore(snapshot, &vm.base(), MemorySource::Map);
     assert_eq!(restored.run_command("marks"), "one one");
     restored.verify();
+    // The guest waits for the write of so little memory.
+    assert_eq!(vm.run_command("dirty 10"), "ok");
+    let target = SnapshotTarget::to(small_disk().unwrap());
+    let error = vm.snapshot_to(target, AfterSnapshot::Resume).err().unwrap();
+    assert!(error.contains("ENOSPC"), "{error}");
+    assert_eq!(vm.run_command("marks"), "one one");
+    vm.snapshot(AfterSnapshot::Resume);
     vm.verify();
 }
 

@@ -14,7 +14,7 @@ use super::guest_image::guest;
 use super::test_vm::{GREETINGS, TestVm};
 use jiffy_proto::layer::{LayerIndex, UnitSet};
 use jiffy_proto::snapshot::{AfterSnapshot, MemorySource};
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::thread;
 use std::time::Duration;
@@ -51,6 +51,39 @@ fn a_live_snapshot_does_not_disturb_its_guest_and_both_verify() {
         greetings,
         "the parent's connections broke"
     );
+}
+
+/// Returns the number of page faults of processes for which the VMM has waited.
+fn faults_of_children(vm: &TestVm) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", vm.child.id())).unwrap();
+    // The fields after the name, which is in parentheses, start with the third field. `cminflt` is
+    // the eleventh.
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    fields.split(' ').nth(8).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_process_is_forked_only_for_a_snapshot_that_takes_long() {
+    let test = "a_process_is_forked_only_for_a_snapshot_that_takes_long";
+    let Some(guest) = guest(test) else { return };
+    let mut vm = TestVm::boot(guest, 1, 256, "quiet_guest");
+    for (dirty, is_long) in [("dirty 64", true), ("dirty 1", false), ("dirty 48", true)] {
+        assert_eq!(vm.run_command(dirty), "ok");
+        assert_eq!(vm.run_command("mark before"), "ok");
+        let former = faults_of_children(&vm);
+        let snapshot = vm.snapshot(AfterSnapshot::Resume);
+        let forked = faults_of_children(&vm) > former;
+        // Before Linux 6.7, all private memory may differ. A slow disk ends the time of a write.
+        let report = &snapshot.report;
+        let may_fork = report.stopped_us > 10_000 || report.candidates > 512;
+        assert!(forked || !is_long, "{dirty}: {report:?}");
+        assert!(!forked || is_long || may_fork, "{dirty}: {report:?}");
+        assert_eq!(vm.run_command("mark after"), "ok");
+        let mut restored = restore(&snapshot, &vm.base());
+        assert_eq!(restored.run_command("marks"), "before before");
+        restored.verify();
+        vm.verify();
+    }
 }
 
 #[test]

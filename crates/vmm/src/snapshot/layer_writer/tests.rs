@@ -67,6 +67,41 @@ fn save_pages(memory: &GuestMemory, layers: &MemoryLayers, pages: &UnitSet) -> M
 }
 
 #[test]
+fn a_layer_that_is_interrupted_at_a_deadline_is_completed_by_the_next_write() {
+    let memory = memory::allocate(128).unwrap();
+    let written = [3, 4, 5, 700, 1999];
+    for chunk in written {
+        fill(&memory, chunk, 7);
+    }
+    let linear = LinearMemory::new(&memory).unwrap();
+    let (file, index_file) = (TempFile::new().unwrap(), TempFile::new().unwrap());
+    let (file, index_file) = (file.into_file(), index_file.into_file());
+    let pages = all_pages(&linear);
+    let candidates = pages.coarser(CHUNK_PAGES);
+    let layers = MemoryLayers::default();
+    let mut writer = writer(&linear, &layers, (&candidates, &pages), &file, &index_file);
+    // A deadline in the past writes nothing.
+    assert!(!writer.write_until(Instant::now()).unwrap());
+    assert_eq!(writer.next, 0);
+    assert_eq!(writer.middle_chunk(), Some(1024));
+    // Only chunk 3 is written.
+    writer.write_range(0..4).unwrap();
+    writer.next = 4;
+    assert_eq!(writer.middle_chunk(), Some(1026));
+    writer.write().unwrap();
+    let stored: Vec<u64> = writer.index().stored.iter().collect();
+    assert_eq!(stored, written);
+    let mut chunk = vec![0; CHUNK_BYTES];
+    for at in written {
+        file.read_exact_at(&mut chunk, at * CHUNK_SIZE).unwrap();
+        assert!(chunk.iter().all(|&byte| byte == 7), "chunk {at}");
+    }
+    let read = LayerIndex::read(&index_file, 1 << 20).unwrap();
+    let stored = read.of(MEMORY_CHUNK, linear.bytes()).unwrap().stored;
+    assert_eq!(stored.iter().collect::<Vec<_>>(), written);
+}
+
+#[test]
 fn only_changed_chunks_are_stored_and_zero_chunks_take_no_space() {
     let memory = memory::allocate(128).unwrap();
     for chunk in [3, 4, 700] {
