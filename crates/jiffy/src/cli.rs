@@ -220,8 +220,8 @@ pub enum Command {
     History(HistoryArgs),
     /// Undo commands: roll back the sandbox of a project directory and restore the directory
     Undo(UndoArgs),
-    /// Make a coding agent run its shell commands in sandboxes: change its configuration file and
-    /// show the change
+    /// Configure a coding agent to run its shell commands in sandboxes, and show the change of its
+    /// configuration file
     Integrate(IntegrateArgs),
     /// Describe sandboxes to coding agents that load skills
     #[command(subcommand)]

@@ -96,7 +96,7 @@ pub struct MemberAddressArgs {
     /// Name of this host [default: host name of the system]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Label of this host, which creates may require (`--host-label`). Can be repeated
+    /// Label of this host, which `jiffy create --host-label` can require. Can be repeated
     #[arg(long = "label", value_name = "NAME=VALUE")]
     pub labels: Vec<HostLabel>,
 }
@@ -177,7 +177,8 @@ pub struct FleetTryArgs {
     /// Number of hosts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
     pub hosts: u8,
-    /// Location of the records. etcd: three members of etcd, from PATH or JIFFY_ETCD
+    /// Location of the records. etcd: three members of the program `etcd` in PATH, or of the
+    /// program that JIFFY_ETCD names
     #[arg(long, value_enum, default_value_t = TryRecords::Store)]
     pub records: TryRecords,
     /// Template of this machine for the hosts. Can be repeated

@@ -16,7 +16,7 @@ use std::path::PathBuf;
   jiffy front --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem      start it again")]
 pub struct FrontArgs {
     /// Join a fleet before the start: address of a member, and a token of `jiffy fleet token`. Has
-    /// no effect if this data directory is of a front already
+    /// no effect if this data directory already belongs to a front
     #[arg(long, num_args = 2, value_names = ["URL", "TOKEN"])]
     pub join: Option<Vec<String>>,
     /// Name of this front [default: host name of the system]

@@ -155,11 +155,11 @@ pub struct FunctionDeployArgs {
     /// Name: a-z, 0-9 and single dashes, at most 48 characters
     pub name: String,
     /// WebAssembly module or component, or a directory with a program `build` that creates
-    /// function.wasm. It runs in a sandbox of the template functions-builder
+    /// function.wasm. The program runs in a sandbox of the template functions-builder
     #[arg(value_name = "FILE|DIRECTORY", required_unless_present = "digest")]
     pub source: Option<PathBuf>,
     /// Digest of a module that the caller deployed before, on this host or on a host with the same
-    /// store. `info` and `versions` show it
+    /// store. `info` and `versions` show the digest
     #[arg(long, value_name = "DIGEST", conflicts_with = "source")]
     pub digest: Option<String>,
     /// Environment variable. Without =VALUE, its current value is used

@@ -47,7 +47,7 @@ pub enum KeyCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Replace the secret of a key and print it. It is not shown again
+    /// Replace the secret of a key and print the new secret, which is not shown again
     Rotate {
         /// Key: id or name
         key: String,
@@ -121,11 +121,13 @@ pub struct KeyLimitArgs {
     /// limit of the host]
     #[arg(long, value_name = "N")]
     pub max_exchanges: Option<u32>,
-    /// Idle timeout of its new sandboxes, unless their create or template sets one: 90s, 30m, 12h
+    /// Idle timeout of its new sandboxes, unless the create request or the template sets one: 90s,
+    /// 30m, 12h
     #[arg(long, value_name = "TIME", value_parser = units::idle_timeout)]
     pub idle_timeout: Option<u64>,
-    /// Time at which its requests for snapshots are answered, if they do not state it: when the
-    /// memory is captured, or when the files are stored [default: of the daemon]
+    /// Time at which its snapshot requests are answered, unless a request sets the time. captured:
+    /// the memory is captured but not yet written. stored: the files are complete [default: value
+    /// of `jiffy serve --snapshot-ack`]
     #[arg(long, value_name = "WHEN")]
     pub snapshot_ack: Option<AckMode>,
 }
@@ -196,7 +198,7 @@ impl From<KeyLimitName> for jiffy_api_types::KeyLimit {
 pub enum KeyScope {
     /// All operations on this host, including sandboxes, templates and pools of other keys
     Admin,
-    /// Own sandboxes
+    /// Own sandboxes, snapshots, templates, volumes and functions
     Create,
     /// Read-only, without secrets
     Read,

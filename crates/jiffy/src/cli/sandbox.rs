@@ -96,7 +96,7 @@ pub struct LogsArgs {
     /// Print JSON. With --follow, one object per line
     #[arg(long)]
     pub json: bool,
-    /// Only sandboxes of this host of the fleet (for example h2)
+    /// Use only this host of the fleet (for example h2)
     #[arg(long = "host", value_name = "HOST")]
     pub only_host: Option<MemberId>,
     /// Daemon to use.
@@ -193,7 +193,7 @@ pub struct SnapshotArgs {
     #[arg(long)]
     durable: bool,
     /// Return after the memory is captured but not yet written (captured), or after the files are
-    /// complete on this host (stored) [default: of the key, then of the daemon]
+    /// complete on this host (stored) [default: value of the key, otherwise of the daemon]
     #[arg(long, value_name = "WHEN", conflicts_with = "durable")]
     ack: Option<AckMode>,
     /// Store the disk without the memory: sandboxes boot from the snapshot

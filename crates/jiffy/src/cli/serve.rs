@@ -71,7 +71,7 @@ pub struct ServeArgs {
     /// milliseconds. After a burst of starts the number rises to 20 for some minutes
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(..=64))]
     pub spare_vmms: u8,
-    /// Time at which requests for snapshots are answered if neither they nor their key state it.
+    /// Time at which snapshot requests are answered, unless the request or its key sets the time.
     /// captured: the memory is captured but not yet written. stored: the files are complete
     #[arg(long, value_name = "WHEN", default_value = "stored")]
     snapshot_ack: AckMode,

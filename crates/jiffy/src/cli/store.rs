@@ -14,9 +14,9 @@ use std::time::Duration;
 /// `jiffy store`.
 #[derive(Debug, Subcommand)]
 pub enum StoreCommand {
-    /// Check that a store or etcd writes conditionally, as several hosts require
+    /// Check that a store or etcd supports the conditional writes that several hosts require
     Check(StoreCheckArgs),
-    /// Remove unreferenced data, and rewrite packs with mostly unreferenced chunks
+    /// Remove unreferenced data, and rewrite objects that contain mostly unreferenced data
     Gc(StoreGcArgs),
     /// Read all stored data and report damaged chunks
     Verify(StoreVerifyArgs),

@@ -14,8 +14,8 @@ pub struct StoreArgs {
     /// from the AWS environment variables) or file:///PATH
     #[arg(long, env = "JIFFY_STORE", value_name = "URL")]
     pub store: Option<StoreUrl>,
-    /// File with the master keys of the store, equal on all hosts. It may name a command that wraps
-    /// and unwraps keys [default: store/keys.toml in the data directory, created at the first
+    /// File with the master keys of the store, equal on all hosts. The file may name a command that
+    /// wraps and unwraps keys [default: store/keys.toml in the data directory, created at the first
     /// start]
     #[arg(
         long,

@@ -165,7 +165,7 @@ pub struct TemplateBuildArgs {
     /// Directory with a Dockerfile or a recipe.toml, or name of a stock template [default: base]
     #[arg(conflicts_with = "source")]
     pub recipe: Option<String>,
-    /// Dockerfile [default: CONTEXT/Dockerfile] (`-`: standard input)
+    /// Dockerfile (`-`: standard input) [default: the Dockerfile in the directory]
     #[arg(short, long, value_name = "FILE", conflicts_with = "source")]
     pub file: Option<PathBuf>,
     /// Build argument (ARG). Without =VALUE, its value in the current environment is used
@@ -184,8 +184,8 @@ pub struct TemplateBuildArgs {
     /// Do not use the build cache
     #[arg(long, conflicts_with = "source")]
     pub no_cache: bool,
-    /// Public key in PEM (cosign.pub) that must have signed each image. Can be repeated: one of the
-    /// keys must have signed
+    /// Public key in PEM, for example cosign.pub. Each image must have a signature by one of these
+    /// keys. Can be repeated
     #[arg(long, value_name = "FILE", conflicts_with_all = ["from_tar", "from_dir"])]
     pub verify_key: Vec<PathBuf>,
     /// Additional tag

@@ -7,6 +7,9 @@ use clap::{Args, Subcommand};
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
     /// Create an empty volume
+    #[command(after_help = "Examples:
+  jiffy volume create datasets
+  jiffy volume create cache --size 2G --files 200000")]
     Create(VolumeCreateArgs),
     /// List volumes
     Ls {
@@ -56,6 +59,8 @@ Examples:
         host: HostArgs,
     },
     /// Create a volume with the files of a snapshot
+    #[command(after_help = "Example:
+  jiffy volume restore volsnap-7f3a9c21e5d84b60 datasets-2")]
     Restore {
         /// Id of the snapshot
         snapshot: String,
@@ -90,9 +95,6 @@ Examples:
 
 /// `jiffy volume create`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  jiffy volume create datasets
-  jiffy volume create cache --size 2G --files 200000")]
 pub struct VolumeCreateArgs {
     /// Name: letters, digits, `-` and `_` [default: the id]
     pub name: Option<String>,
