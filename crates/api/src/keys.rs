@@ -41,7 +41,7 @@ const MAX_NETWORKS: usize = 64;
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// SQLite failed.
-    #[error("the keys in {} cannot be used: {source}; check that the disk is writable and not full", path.display())]
+    #[error("the keys in {} cannot be used: {source}; check that the disk is writable and not full, and restore a damaged file from a backup", path.display())]
     Database {
         /// Path of the database.
         path: PathBuf,

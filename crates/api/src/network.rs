@@ -169,7 +169,7 @@ pub(crate) fn check_rules(
     {
         return Err(ApiError::invalid(
             "`network.join` must be the name of a private network: 1 to 63 lower-case letters, \
-             digits and `-`, which is neither first nor last",
+             digits and `-`, not starting or ending with `-`",
         ));
     }
     Ok(NetworkSettings {

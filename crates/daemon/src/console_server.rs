@@ -113,8 +113,9 @@ fn check_address(address: SocketAddr, tls: bool, published: bool) -> anyhow::Res
         return Ok(());
     }
     bail!(
-        "cannot serve the console on {address} without TLS: use --tls or --tls-cert, a loopback address, \
-         or in a container whose port is published on a loopback address --console-published"
+        "cannot serve the console on {address} without TLS: use --tls or --tls-cert, \
+         choose a loopback address, or use --console-published in a container whose port is \
+         published on a loopback address"
     )
 }
 

@@ -48,7 +48,7 @@ pub struct FrontOptions {
 /// Runs the front of this data directory until it is stopped.
 ///
 /// # Errors
-/// An error if the data directory is not of a front, or another process uses it.
+/// An error if the data directory does not belong to a front, or another process uses it.
 pub fn run_front(options: &FrontOptions) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -72,7 +72,8 @@ async fn serve(options: &FrontOptions) -> anyhow::Result<()> {
     protect_memory();
     let settings = Settings::load(home.path())?.filter(|settings| settings.role == Role::Front);
     let settings = settings.context(
-        "this data directory is not of a front: join a fleet with `jiffy front --join URL TOKEN`",
+        "this data directory does not belong to a front: join a fleet with `jiffy front --join URL \
+         TOKEN`",
     )?;
     let identity = settings.identity(home.path())?;
     let hosts = ChannelHosts::new(&home, &identity)?;

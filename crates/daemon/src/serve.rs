@@ -82,7 +82,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let Some(lock) = lock(&home)? else {
         // The parent process connects to the other daemon.
         eprintln!(
-            "jiffy: a daemon already runs for the data directory {}",
+            "jiffy: a daemon already runs for the data directory {}; stop it with `jiffy daemon stop`",
             home.path().display()
         );
         return Ok(None);

@@ -41,7 +41,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// SQLite failed.
-    #[error("{} cannot be used: {source}; check that the disk is writable and not full", path.display())]
+    #[error("{} cannot be used: {source}; check that the disk is writable and not full, and restore a damaged file from a backup", path.display())]
     Database {
         /// Path of the database.
         path: PathBuf,

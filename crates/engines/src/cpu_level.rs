@@ -23,8 +23,8 @@ pub fn check(level: CpuLevel) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!(
-            "processor level {level}: this host has neither VT-x nor AMD-V, and programs of its \
-             guests see all of its processor; leave --cpu-level out"
+            "cannot limit guests to processor level {level}: this host has neither VT-x nor AMD-V, \
+             so their programs can use all features of its processor; omit --cpu-level"
         ))
     }
 }

@@ -46,7 +46,10 @@ pub fn read(
         }
     }
     if value.is_empty() || value.len() > most {
-        bail!("the {what} must have 1 to {most} bytes");
+        bail!(
+            "the {what} must have 1 to {most} bytes: write it to standard input, or use `{option} \
+             FILE`"
+        );
     }
     Ok(value)
 }

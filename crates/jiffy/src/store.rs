@@ -281,7 +281,10 @@ async fn rotate(args: &StoreRotateArgs) -> anyhow::Result<ExitCode> {
     let mut names = tenants.names;
     // Unknown names are reported before any tenant is changed.
     for name in &args.tenants {
-        anyhow::ensure!(names.contains(name), "the store has no tenant {name}");
+        anyhow::ensure!(
+            names.contains(name),
+            "the store has no tenant {name}; `jiffy store stats` lists the tenants"
+        );
     }
     names.retain(|name| args.tenants.is_empty() || args.tenants.contains(name));
     let mut rotated = Vec::new();

@@ -25,7 +25,9 @@ pub fn mebibytes(text: &str) -> Result<u64, String> {
         .map_err(|_| format!("`{text}` is not a size: use for example 512MiB or 1.5GiB"))?;
     let mib = number * factor;
     if !(1.0..=MAX_MIB).contains(&mib) {
-        return Err(format!("`{text}` is out of range"));
+        return Err(format!(
+            "`{text}` is out of range: use at least 1MiB and at most {MAX_MIB}MiB"
+        ));
     }
     // The range was checked above. Fractions of a MiB are dropped.
     Ok(mib as u64)

@@ -60,7 +60,7 @@ const SCHEMA_V3: &str = "CREATE TABLE retractions (retraction TEXT PRIMARY KEY) 
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// SQLite failed.
-    #[error("the journal {} failed: {source}; check that its disk is writable and not full", path.display())]
+    #[error("the journal {} failed: {source}; check that its disk is writable and not full, and restore a damaged file from a backup", path.display())]
     Database {
         /// File of the journal.
         path: PathBuf,

@@ -202,7 +202,7 @@ pub enum OperationError {
     MountPath(String),
     /// A volume was removed after the request had named it.
     #[error(
-        "cannot mount the volumes of the sandbox: volume `{0}` does not exist; list the volumes of this key"
+        "cannot mount the volumes of the sandbox: volume `{0}` does not exist; `jiffy volume ls` and `GET /volumes` list the volumes of this key"
     )]
     NoVolume(String),
     /// The egress rules are invalid.

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// SQLite failed.
-    #[error("the secrets in {} cannot be used: {source}; check that the disk is writable and not full", path.display())]
+    #[error("the secrets in {} cannot be used: {source}; check that the disk is writable and not full, and restore a damaged file from a backup", path.display())]
     Database {
         /// Path of the database.
         path: PathBuf,
@@ -66,7 +66,9 @@ pub enum SecretError {
     #[error("the key has {MAX_SECRETS} secrets, which is the maximum: remove one first")]
     Full,
     /// The owner has no such secret.
-    #[error("secret `{0}` does not exist: list the secrets of this key")]
+    #[error(
+        "secret `{0}` does not exist; `jiffy secret ls` and `GET /secrets` list the secrets of this key"
+    )]
     Unknown(String),
     /// Another caller has changed the secret at the same time.
     #[error("the secret `{0}` was changed at the same time: try again")]

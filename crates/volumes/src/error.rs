@@ -17,7 +17,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// SQLite failed.
-    #[error("the volumes in {} cannot be used: {source}; check that the disk is writable and not full", path.display())]
+    #[error("the volumes in {} cannot be used: {source}; check that the disk is writable and not full, and restore a damaged file from a backup", path.display())]
     Database {
         /// Path of the database.
         path: PathBuf,
@@ -90,7 +90,9 @@ pub enum VolumeError {
     )]
     FullOfSnapshots,
     /// The owner has no such snapshot.
-    #[error("snapshot `{0}` of a volume does not exist: list the snapshots of volumes of this key")]
+    #[error(
+        "snapshot `{0}` of a volume does not exist; `jiffy volume snapshots` and `GET /volumesnapshots` list them"
+    )]
     UnknownSnapshot(String),
     /// The size of a new volume is less than the files of its snapshot need.
     #[error("the files of the snapshot need {} MiB: choose a larger size", .0.div_ceil(1 << 20))]
@@ -102,7 +104,9 @@ pub enum VolumeError {
     #[error(transparent)]
     Image(#[from] ImageError),
     /// The owner has no such volume.
-    #[error("volume `{0}` does not exist: list the volumes of this key")]
+    #[error(
+        "volume `{0}` does not exist; `jiffy volume ls` and `GET /volumes` list the volumes of this key"
+    )]
     Unknown(String),
 }
 

@@ -47,7 +47,9 @@ pub enum WebhookError {
     #[error("the key has {MAX_WEBHOOKS} webhooks, which is the maximum: delete one first")]
     Full,
     /// The owner has no such webhook.
-    #[error("webhook `{0}` does not exist: list the webhooks of this key")]
+    #[error(
+        "webhook `{0}` does not exist; `jiffy webhook ls` and `GET /events/webhooks` list the webhooks of this key"
+    )]
     Unknown(String),
     /// Another caller has changed the webhook at the same time.
     #[error("webhook `{0}` was changed at the same time: try again")]

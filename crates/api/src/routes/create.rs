@@ -201,7 +201,7 @@ fn reject_unsupported(request: &NewSandbox, selects_host: bool) -> Result<(), Ap
         ),
         (
             !selects_host && request.host_labels.as_ref().is_some_and(|l| !l.is_empty()),
-            "`hostLabels` is not supported: this host is in no fleet, or a function creates the sandbox",
+            "`hostLabels` is not supported: this host is in no fleet, or a function creates the sandbox; omit `hostLabels`",
         ),
         (
             request

@@ -79,7 +79,11 @@ pub(super) async fn signal(
     let unknown = || {
         ApiError::not_found(
             "not_found",
-            format!("process {} does not exist", crate::lookup::short(&pid)),
+            format!(
+                "process {} does not exist in sandbox {}; `jiffy processes` lists the processes",
+                crate::lookup::short(&pid),
+                record.id()
+            ),
         )
     };
     let number: u32 = pid.parse().map_err(|_| unknown())?;

@@ -117,6 +117,15 @@ pub fn api_error(
                 body.message
             )
         }
+        (_, "function_not_found") if !body.message.contains("`jiffy ") => {
+            format!(
+                "{}; list all functions with `jiffy function ls`",
+                body.message
+            )
+        }
+        (_, "key_not_found") if !body.message.contains("`jiffy ") => {
+            format!("{}; list all keys with `jiffy key ls --all`", body.message)
+        }
         _ if body.message.is_empty() => {
             return incompatible(
                 server,

@@ -166,7 +166,7 @@ fn network(text: &str) -> Result<String, String> {
         return Ok(text.to_owned());
     }
     Err(
-        "use 1 to 63 lower-case letters, digits and `-`, which is neither first nor last"
+        "use 1 to 63 lower-case letters, digits and `-`, not starting or ending with `-`"
             .to_owned(),
     )
 }

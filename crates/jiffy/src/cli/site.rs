@@ -113,7 +113,7 @@ fn files(option: &str, paths: &[PathBuf], max_bytes: usize) -> anyhow::Result<Ve
     let mut all: Vec<Authority> = Vec::new();
     let mut free_bytes = max_bytes;
     for path in paths {
-        let of_file = || format!("{option} {}", path.display());
+        let of_file = || format!("cannot read {option} {}", path.display());
         let text = text(path, free_bytes).with_context(of_file)?;
         free_bytes = free_bytes.saturating_sub(text.len());
         let authorities = authorities(&text, max_bytes).with_context(of_file)?;

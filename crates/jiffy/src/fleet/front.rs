@@ -26,7 +26,7 @@ pub fn run(args: &FrontArgs) -> anyhow::Result<ExitCode> {
         ),
         (None, Some(join)) => join_as_front(&home, join, args.name.as_deref())?,
         (None, None) => anyhow::bail!(
-            "this data directory is not of a front: join a fleet with `jiffy front --join URL \
+            "this data directory does not belong to a front: join a fleet with `jiffy front --join URL \
              TOKEN`; `jiffy fleet token` on a host prints address and token"
         ),
     }
@@ -48,7 +48,7 @@ fn join_as_front(home: &Home, join: &[String], name: Option<&str>) -> anyhow::Re
     };
     let options = JoinOptions {
         member: member_of(url)?,
-        token: token.parse().context("the token cannot be used")?,
+        token: token.parse().context("cannot join the fleet")?,
         name: name.map_or_else(host_name, str::to_owned),
         // Members do not connect to fronts.
         listen: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Error of SQLite.
-    #[error("cannot use the database of builds {}: {source}; check that the disk is writable and not full", path.display())]
+    #[error("cannot use the database of builds {}: {source}; check that the disk is writable and not full, and restore a damaged file from a backup", path.display())]
     Database {
         /// The file.
         path: PathBuf,
