@@ -159,7 +159,7 @@ pub enum StoreError {
         object: String,
     },
     /// A key is missing, malformed or wrong.
-    #[error("cannot use the key of tenant {tenant:?}: {reason}")]
+    #[error("cannot use {}: {reason}", named_key(tenant))]
     Key {
         /// Name of the tenant.
         tenant: String,
@@ -215,6 +215,14 @@ pub enum StoreError {
         /// Cause.
         source: io::Error,
     },
+}
+
+/// Names the key of a tenant for an error. The key file of the host belongs to no tenant.
+fn named_key(tenant: &str) -> String {
+    match tenant {
+        "" => "the master keys".to_owned(),
+        tenant => format!("the key of tenant {tenant:?}"),
+    }
 }
 
 impl StoreError {

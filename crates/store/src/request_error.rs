@@ -48,6 +48,21 @@ fn reason(e: &(impl std::fmt::Display + ?Sized)) -> String {
     printed.take(MAX_REASON_CHARS).collect()
 }
 
+/// Returns the message of a failure and of its first cause. The message of the HTTP client does not
+/// include its cause, for example a refused connection.
+fn reason_with_cause(e: &Error) -> String {
+    let mut first: &dyn std::error::Error = e;
+    while let Some(cause) = first.source() {
+        first = cause;
+    }
+    let (text, cause) = (reason(e), reason(first));
+    if text.contains(&cause) {
+        text
+    } else {
+        format!("{text}: {cause}")
+    }
+}
+
 /// Returns the reason if a request failed because the store does not exist.
 fn absence(e: &Error) -> Option<String> {
     if let Error::Generic { source, .. } = e
@@ -86,7 +101,7 @@ pub(crate) fn classify(key: &str, attempts: u32, e: &Error) -> StoreError {
         e => StoreError::Unavailable {
             object,
             attempts,
-            reason: reason(e),
+            reason: reason_with_cause(e),
         },
     }
 }
