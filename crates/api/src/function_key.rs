@@ -198,7 +198,7 @@ impl App {
         {
             // Only log the error: the function's record has no sandbox key or another one, so the
             // secrets of `ended` are already rejected.
-            tracing::warn!(error = %e, "cannot revoke the key of a removed function");
+            tracing::warn!(key = ended.key, error = %e, "cannot revoke an unused key of a function");
         }
     }
 }

@@ -459,7 +459,7 @@ impl Budgets {
     /// limits, because that key can no longer request any.
     fn key(&self, owner: &str) -> Result<Option<Key>, QuotaRefusal> {
         self.0.keys.in_force(owner).map_err(|e| {
-            tracing::error!(error = %e, "cannot read an API key");
+            tracing::error!(key = owner, error = %e, "cannot read an API key");
             ApiError::internal(
                 "internal error of the host; see the log of the daemon for the cause",
             )

@@ -46,7 +46,7 @@ pub(crate) async fn follow(
             }
             Err(error) => {
                 let reason = Refusal::Api(error).message();
-                tracing::debug!(reason, "a tab cannot follow events");
+                tracing::debug!(reason, "cannot read the events for a browser tab");
                 // The id may be of another host or of a removed log. Continue with new events.
                 after = None;
             }

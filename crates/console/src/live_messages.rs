@@ -145,7 +145,7 @@ impl<A: TabActions> TabMessages<A> {
     pub async fn text(&mut self, text: &str) {
         match serde_json::from_str(text) {
             Ok(command) => self.run(command).await,
-            Err(e) => tracing::debug!(error = %e, "invalid message of a browser"),
+            Err(e) => tracing::debug!(error = %e, "ignored an invalid message of a browser tab"),
         }
     }
 

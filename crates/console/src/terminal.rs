@@ -251,7 +251,7 @@ impl Terminal {
 
     pub async fn resize(&self, size: PtySize) {
         if let Err(e) = self.client.resize(self.pid, size).await {
-            tracing::debug!(error = %e, "cannot resize a terminal");
+            tracing::debug!(sandbox = %self.sandbox, error = %e, "cannot resize a terminal");
         }
     }
 
@@ -259,7 +259,7 @@ impl Terminal {
     pub async fn hang_up(&self) {
         const SIGHUP: i32 = 1;
         if let Err(e) = self.client.signal(self.pid, SIGHUP).await {
-            tracing::debug!(error = %e, "cannot end a terminal");
+            tracing::debug!(sandbox = %self.sandbox, error = %e, "cannot end a terminal");
         }
     }
 

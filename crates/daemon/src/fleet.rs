@@ -105,7 +105,7 @@ impl Member {
             match FleetAccess::open(&settings, home.path(), remote).await {
                 Ok(access) => break access,
                 Err(error) if error.is_temporary() => {
-                    tracing::warn!(%error, "waiting for the records of the fleet");
+                    tracing::warn!(%error, "cannot open the records of the fleet, retrying");
                     sleep(ACCESS_PAUSE).await;
                 }
                 Err(error) => return Err(error).context("cannot open the records of the fleet"),
@@ -336,10 +336,14 @@ async fn import(home: PathBuf, tables: Tables) {
                 tracing::info!(count, "imported the keys of this host into the fleet");
                 match clear_import(&home) {
                     Ok(()) => return,
-                    Err(error) => tracing::warn!(%error, "cannot change fleet.toml"),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot remove the completed import from fleet.toml, retrying")
+                    }
                 }
             }
-            Err(error) => tracing::warn!(%error, "cannot import the keys of this host"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot import the keys of this host into the fleet, retrying")
+            }
         }
         sleep(IMPORT_PAUSE).await;
     }

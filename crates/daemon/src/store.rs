@@ -74,9 +74,9 @@ pub fn open(options: &StoreOptions, home: &Home) -> anyhow::Result<Arc<RemoteSto
         match probe.check().await {
             Ok(()) => probe.prepare().await,
             Err(e) if e.retry_after().is_some() => {
-                tracing::warn!(error = %e, "store is not reachable");
+                tracing::warn!(error = %e, "cannot reach the store");
             }
-            Err(e) => tracing::error!(error = %e, "store is not suitable"),
+            Err(e) => tracing::error!(error = %e, "cannot use the store"),
         }
     });
     if let Some(interval) = options.gc_interval {

@@ -173,7 +173,10 @@ impl AppendLog {
                     state.file = file;
                     self.remove_old(state);
                 }
-                Err(error) => tracing::debug!(%error, "cannot create a file of a log"),
+                Err(error) => {
+                    let directory = self.directory.display();
+                    tracing::debug!(%directory, %error, "cannot create a file of a log");
+                }
             }
         }
         let State { segments, file, .. } = state;

@@ -368,7 +368,7 @@ impl Heads {
         if let Updated::Unchanged(Some(head)) = update::run(&mut file, purpose, ONCE).await?
             && let HeadState::Running(owner) = head.state()
         {
-            tracing::warn!(sandbox, host = %owner.member, "a killed sandbox was moved before");
+            tracing::warn!(sandbox, host = %owner.member, "did not kill a sandbox: another host runs it now");
         }
         // This host has removed the files of the sandbox, or the caller removes them now. The
         // confirmation allows the fleet to remove the head of the killed sandbox.

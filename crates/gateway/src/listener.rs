@@ -136,7 +136,7 @@ pub async fn serve_local<S, C>(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(e) => {
-                warn!(error = %e, "cannot accept a connection");
+                warn!(error = %e, "cannot accept a connection to the owner's socket");
                 sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }

@@ -76,7 +76,7 @@ fn issue(
     })?;
     issuer.token(workload, &token.audience).map_err(|error| {
         // The failure may occur for each request of a guest, so warnings could fill the log.
-        tracing::debug!(%error, "cannot issue an identity token");
+        tracing::debug!(name, %error, "cannot issue an identity token");
         TemplateError::Unreadable("the host cannot issue identity tokens".to_owned())
     })
 }

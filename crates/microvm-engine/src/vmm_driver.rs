@@ -119,7 +119,7 @@ impl VmmDriver {
             greeting.abort();
         }
         let end = classify(self.cause.take(), status, over_limit, &self.console.tail());
-        tracing::debug!(?end, "VMM exited");
+        tracing::debug!(pid = self.pid, ?end, "VMM exited");
         // Publish the reason before the channel of steps closes: a task that waits for a step reads
         // the reason then.
         end_sender.send_replace(Some(end));
@@ -151,10 +151,19 @@ impl VmmDriver {
                 self.halted.send_replace(true);
             }
             Event::DeviceFailed { device, reason } => {
-                tracing::warn!(device, reason, "a device of the guest failed");
+                tracing::warn!(
+                    pid = self.pid,
+                    device,
+                    reason,
+                    "a device of the guest failed"
+                );
             }
             Event::DiskFailed { reason } => {
-                tracing::warn!(reason, "the host cannot serve a disk of the guest");
+                tracing::warn!(
+                    pid = self.pid,
+                    reason,
+                    "the host cannot serve a disk of the guest"
+                );
                 // The VMM may be compromised: remove control characters and limit the length.
                 let reason = reason.chars().filter(|c| !c.is_control());
                 // Ignore the error: an earlier failure was recorded.

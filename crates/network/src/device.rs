@@ -60,7 +60,7 @@ pub(crate) fn tap(name: &str) -> io::Result<File> {
 pub(crate) fn close_with_namespace(tap: File) {
     // SAFETY: TUNSETPERSIST takes a number, here 1 for a device that outlives its descriptors.
     if let Err(e) = unsafe { calls::set_persist(tap.as_raw_fd(), 1) } {
-        tracing::debug!(error = %e, "cannot make a tap persistent");
+        tracing::debug!(error = %e, "cannot make a tap device persistent");
     }
 }
 

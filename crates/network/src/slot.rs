@@ -436,7 +436,7 @@ pub(crate) fn destroy(config: &SlotConfig, numbers: &[u32]) {
         devices.extend(device::index(&name));
     }
     if let Err(e) = device::remove_all(&devices, config.device_group()) {
-        tracing::warn!(error = %e, "cannot remove devices of network slots");
+        tracing::warn!(slots = ?numbers, error = %e, "cannot remove devices of network slots");
     }
 }
 

@@ -251,7 +251,7 @@ impl Journal {
         if let Err(e) = journal.ensure_space(&mut journal.database()) {
             // A full disk must not prevent the start: clients can remove data only while the daemon
             // runs.
-            tracing::warn!(error = %e, "no disk space is reserved for the journal");
+            tracing::warn!(error = %e, "cannot reserve disk space for the journal");
         }
         Ok(journal)
     }
@@ -294,7 +294,7 @@ impl Journal {
         let mut database = self.database();
         if let Err(e) = database.write(changes) {
             let e = self.failed(e);
-            tracing::error!(error = %e, "changes stay pending until the next write of the journal");
+            tracing::error!(error = %e, "cannot write changes to the journal, retrying with the next write");
             // The list is unbounded, but while the disk is full, most operations that would add
             // changes fail.
             database.pending.extend_from_slice(changes);

@@ -152,7 +152,7 @@ impl VersionMemory {
             versions.remove(record);
         });
         if let Err(e) = forgotten {
-            tracing::warn!(error = %e, "cannot forget the version of a record");
+            tracing::warn!(record, error = %e, "cannot remove the version of a record");
         }
     }
 

@@ -352,7 +352,7 @@ pub(super) fn entry_of(rows: &FleetRows, sandbox: &Sandbox) -> Option<RosterEntr
             tracing::warn!(
                 id = sandbox.id(),
                 error,
-                "a sandbox is missing in the roster"
+                "cannot add a sandbox to the roster of this host"
             );
             None
         }

@@ -264,7 +264,7 @@ pub(super) async fn pause(
         Ok(_) => Ok(StatusCode::NO_CONTENT),
         // The text of the engine may name files of the host, so only administrators see it.
         Err(e @ OperationError::Engine { .. }) => {
-            tracing::warn!(error = %e, "cannot pause a sandbox");
+            tracing::warn!(sandbox = record.id(), error = %e, "cannot pause a sandbox");
             let message = if caller.is_admin() {
                 e.to_string()
             } else {

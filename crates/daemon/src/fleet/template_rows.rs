@@ -33,7 +33,7 @@ pub async fn publish(home: Home, tables: Tables, node: Node) {
             Ok(Ok(local)) => local,
             // Rows are not removed on missing data.
             Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot read the templates");
+                tracing::warn!(%error, "cannot read the templates of this host, retrying");
                 continue;
             }
             Err(_) => continue,

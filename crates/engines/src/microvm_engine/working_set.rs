@@ -39,8 +39,8 @@ impl CachedWorkingSets {
         tokio::task::spawn_blocking(move || match lineage.read_ahead() {
             // No bytes were requested: the working set is in the page cache, or is not recorded.
             Ok(0) => cached.insert(id),
-            Ok(bytes) => tracing::debug!(bytes, "reading ahead a working set"),
-            Err(e) => tracing::debug!(error = %e, "cannot read ahead a working set"),
+            Ok(bytes) => tracing::debug!(id, bytes, "reading ahead a working set"),
+            Err(e) => tracing::debug!(id, error = %e, "cannot read ahead a working set"),
         });
     }
 

@@ -271,7 +271,10 @@ impl Server {
                         }
                     }
                 }
-                Ok(peer) => tracing::warn!(member = %peer.member, "too many connections"),
+                Ok(peer) => {
+                    let member = peer.member;
+                    tracing::warn!(%member, "rejected a connection of a member: too many are open");
+                }
                 Err(error) => tracing::warn!(%from, %error, "rejected the certificate of a peer"),
             },
             None => {

@@ -418,7 +418,7 @@ impl Executor {
                 self.view.mass_silence = None;
             }
             Effect::Verdict(owner) => {
-                tracing::warn!(member = %owner.member, epoch = %owner.epoch, "host is dead");
+                tracing::warn!(member = %owner.member, epoch = %owner.epoch, "declared the epoch of a host dead");
                 self.host.verdict(owner);
             }
             Effect::MassSilence { silent, members } => {
@@ -433,7 +433,7 @@ impl Executor {
             }
             Effect::Rejected(reason) => {
                 if self.view.rejected != Some(reason) {
-                    tracing::warn!(member = %self.id, %reason, "rejected by the coordinator");
+                    tracing::warn!(member = %self.id, %reason, "the coordinator rejected a message of this host");
                 }
                 self.view.rejected = Some(reason);
             }

@@ -165,7 +165,8 @@ async fn record_artifact(owner: Arc<Owner>, module: String, artifact: Artifact) 
         match blocking(move || committer.store.commit(&written)).await {
             Ok(()) => drop(state.replace(record)),
             Err(e) => {
-                tracing::warn!(error = %e, "cannot store the compiled module in a function's record")
+                let function = &record.name;
+                tracing::warn!(function, error = %e, "cannot record the compiled module");
             }
         }
     }

@@ -146,7 +146,8 @@ impl Functions {
         tokio::task::spawn_blocking(move || {
             // A process without limits must not continue to run.
             if let Err(e) = cgroups.limit(running.process.id(), limits) {
-                tracing::error!(error = %e, "cannot apply limits; killing the function process");
+                let pid = running.process.id();
+                tracing::error!(pid, error = %e, "cannot limit a function process; killing it");
                 running.close();
                 running.process.kill();
             }
@@ -162,12 +163,13 @@ impl Functions {
             return;
         }
         let (owner, shared) = (owner.clone(), self.0.clone());
+        let pid = running.process.id();
         let ended = blocking(move || {
             owner.stop(running, &shared);
             Ok(())
         });
         if let Err(e) = ended.await {
-            tracing::error!(error = %e, "cannot stop an idle function process");
+            tracing::error!(pid, error = %e, "cannot stop an idle function process");
         }
     }
 

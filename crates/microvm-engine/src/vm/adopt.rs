@@ -261,7 +261,7 @@ async fn take_control(path: &Path, spec: &AdoptSpec<'_>) -> Result<AdoptedState,
             _ => None,
         };
         if let Some(failure) = wait_for_event(&link, resolved).await? {
-            tracing::warn!(reason = %failure, "cannot undo the interrupted snapshot of an adopted sandbox");
+            tracing::warn!(id, reason = %failure, "cannot undo the interrupted snapshot of an adopted sandbox");
         }
         reattached = reattach(&link).await?;
     }

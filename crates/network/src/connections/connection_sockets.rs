@@ -57,7 +57,7 @@ impl ConnectionSockets {
     pub fn open() -> Self {
         let optional = |source: &str, socket: io::Result<NetlinkSocket>| {
             let failed =
-                |e: &io::Error| tracing::debug!(source, error = %e, "connections are not recorded");
+                |e: &io::Error| tracing::debug!(source, error = %e, "cannot record connections");
             socket.inspect_err(failed).ok()
         };
         // Enable counting first: only connections that start later have counters. `bytes` is true

@@ -232,7 +232,7 @@ impl ConnectionRecorder {
         let all = namespace::enter(namespace, || {
             flow::list_all().map_err(NetError::host("listing connections"))
         });
-        all.inspect_err(|e| tracing::debug!(error = %e, "cannot list open connections"))
+        all.inspect_err(|e| tracing::debug!(namespace, error = %e, "cannot list open connections"))
             .ok()
     }
 

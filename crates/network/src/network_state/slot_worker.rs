@@ -229,7 +229,7 @@ impl NetworkState {
         taps.for_each(device::close_with_namespace);
         // Delete the host's entries last, because a living slot could create new ones.
         if let Err(e) = connections::delete(&addresses) {
-            tracing::warn!(error = %e, "cannot remove connections of terminated sandboxes");
+            tracing::warn!(slots = ?numbers, error = %e, "cannot remove connections of terminated sandboxes");
         }
         self.networks
             .clean(|network| private_network::remove_if_empty(&self.config, network));

@@ -119,9 +119,9 @@ impl Sandboxes {
             this.0.metrics.steps(&times);
             let steps = StepList(&times.steps);
             match &result {
-                Ok(_) => tracing::info!(outcome, ms, %steps, "done"),
+                Ok(_) => tracing::info!(outcome, ms, %steps, "completed an operation"),
                 Err(e) => {
-                    tracing::warn!(outcome, ms, %steps, error = %e, "failed");
+                    tracing::warn!(outcome, ms, %steps, error = %e, "an operation failed");
                     tracing::Span::current().record("error", outcome);
                 }
             }
@@ -154,7 +154,7 @@ impl Sandboxes {
         if is_alive {
             return error;
         }
-        tracing::debug!(%error, "failed because the sandbox was killed");
+        tracing::debug!(%error, "an operation failed because its sandbox was killed");
         OperationError::State {
             operation,
             id: id.to_owned(),

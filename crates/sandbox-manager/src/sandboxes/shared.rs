@@ -311,7 +311,10 @@ impl Sandboxes {
     /// remain. The caller must hold `op_lock`.
     pub(super) fn forget_moved(&self, entry: &SandboxEntry) {
         let record = entry.record();
-        tracing::info!(id = record.id, "other hosts have this sandbox now");
+        tracing::info!(
+            id = record.id,
+            "removed a sandbox that another host took over"
+        );
         let snapshot = record.snapshot.as_deref().unwrap_or_default();
         self.snapshots().set_copies_adopted(snapshot, false);
         let change = JournalChange::NoSandbox(record.id.clone());

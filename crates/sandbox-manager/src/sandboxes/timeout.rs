@@ -147,7 +147,11 @@ impl Sandboxes {
         };
         match result {
             Ok(now) => {
-                tracing::info!(sandbox = now.id, state = now.state.name(), "timeout");
+                tracing::info!(
+                    sandbox = now.id,
+                    state = now.state.name(),
+                    "the timeout of a sandbox expired"
+                );
             }
             Err(error) => {
                 // The new deadline is in memory only: after a restart the old one is due at once.

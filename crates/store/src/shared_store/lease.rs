@@ -105,7 +105,7 @@ impl SharedStore {
             return;
         }
         if let Err(e) = self.backend.delete(&lease.key).await {
-            tracing::warn!(error = %e, "cannot remove a lease: it remains until it expires");
+            tracing::warn!(key = lease.key, error = %e, "cannot remove a lease: it remains until it expires");
         }
     }
 

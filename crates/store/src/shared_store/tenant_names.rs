@@ -40,11 +40,13 @@ impl SharedStore {
         let key = format!("{folder}/name");
         let sealed = match self.keyring.seal_record(&key, name.as_bytes()) {
             Ok(sealed) => sealed,
-            Err(e) => return tracing::warn!(error = %e, "cannot encrypt the name of a tenant"),
+            Err(e) => {
+                return tracing::warn!(folder, error = %e, "cannot encrypt the name of a tenant");
+            }
         };
         // Ignore the error: a host with read-only access works without writing the name.
         if let Err(e) = self.backend.put(&key, sealed.into()).await {
-            tracing::warn!(error = %e, "cannot write the name of a tenant");
+            tracing::warn!(folder, error = %e, "cannot write the name of a tenant");
         }
     }
 
@@ -53,7 +55,7 @@ impl SharedStore {
         match self.tenant_name(folder).await {
             Ok(FoundName::Name(_)) => {}
             Ok(_) => self.write_tenant_name(folder, name).await,
-            Err(e) => tracing::warn!(error = %e, "cannot read the name of a tenant"),
+            Err(e) => tracing::warn!(folder, error = %e, "cannot read the name of a tenant"),
         }
     }
 

@@ -63,7 +63,7 @@ impl Database {
                 // If the database cannot be read, an outdated status is better than disconnecting
                 // the owner.
                 Err(e) => {
-                    tracing::error!(error = %e, "cannot read an API key");
+                    tracing::error!(key = id, error = %e, "cannot read an API key, using its last status");
                     cached.map(|(_, entry)| entry)
                 }
             },
@@ -86,7 +86,7 @@ impl Database {
                 // Unlike in [`Self::status`], no outdated status is used: the key counts as not in
                 // force.
                 Err(e) => {
-                    tracing::error!(error = %e, "cannot read an API key");
+                    tracing::error!(error = %e, "cannot read the API key of a request, rejecting it");
                     None
                 }
             },

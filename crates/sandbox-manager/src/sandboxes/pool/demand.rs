@@ -109,7 +109,9 @@ impl WarmPool<'_> {
                     accepted.push(pool);
                 }
                 // The template was removed meanwhile.
-                Err(error) => tracing::debug!(template = pool.template, %error, "no warm pool"),
+                Err(error) => {
+                    tracing::debug!(template = pool.template, %error, "cannot create the warm pool of a template")
+                }
             }
         }
         for (fingerprint, template, snapshot) in self.0.pool.set_demand(Demand(fingerprints)) {

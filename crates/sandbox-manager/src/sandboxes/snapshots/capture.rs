@@ -118,7 +118,7 @@ impl Snapshots<'_> {
 
     /// Removes the record of a captured snapshot that could not be stored.
     pub(in crate::sandboxes) fn lose(self, record: &Snapshot, reason: &str) {
-        tracing::error!(id = record.id, reason, "a captured snapshot is lost");
+        tracing::error!(id = record.id, reason, "lost a captured snapshot");
         // The reason is stored before the record is removed, so that a caller that no longer finds
         // the record finds the reason.
         let mut losses = self.0.captures.lost.lock();

@@ -157,7 +157,7 @@ async fn serve(
                     }
                     Err(UploadError::Removed) => UploadEnd::Dropped,
                     Err(e) => {
-                        tracing::warn!(id, error = %e, "a snapshot is not in the store yet");
+                        tracing::warn!(id, error = %e, "cannot upload a snapshot to the store");
                         UploadEnd::Failed(e.to_string())
                     }
                 };
@@ -215,7 +215,7 @@ async fn retract(
                     }
                     Err(e) => {
                         let id = &copy.id;
-                        tracing::warn!(id, error = %e, "a snapshot is not removed from the store yet");
+                        tracing::warn!(id, error = %e, "cannot remove a snapshot from the store, retrying");
                         // The same removal is retried after the delay.
                         let delay = retry_delay(failures);
                         failures += 1;

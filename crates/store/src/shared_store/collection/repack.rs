@@ -276,7 +276,7 @@ impl Collector<'_> {
             let chunk = frame_bytes.and_then(|bytes| decode_frame(keys, &frame.hash, bytes).ok());
             let (Some(bytes), Some(chunk)) = (frame_bytes, chunk) else {
                 // Leave a damaged chunk in place: `verify` reports it and `repair` repairs it.
-                tracing::warn!(pack = %key, "a chunk is damaged: verify the store");
+                tracing::warn!(pack = %key, "found a damaged chunk; run `jiffy store verify`");
                 moved.retained.insert(range.pack);
                 continue;
             };

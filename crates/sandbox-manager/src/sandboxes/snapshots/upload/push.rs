@@ -208,7 +208,8 @@ impl Sandboxes {
                     // also increments the revision in the record of the snapshot. The record is
                     // part of the pushed content, so the next attempt pushes new content and does
                     // not depend on the removal of the former content.
-                    tracing::debug!(error = %e, "the store lost an ancestor");
+                    let id = &link.parts.id;
+                    tracing::debug!(id, error = %e, "the store lost an ancestor of a snapshot");
                     let base = chain.base.as_ref().map(|(id, ..)| id);
                     self.discard_copies(base.unwrap_or(&link.parts.id));
                     return Err(UploadError::Changed);
