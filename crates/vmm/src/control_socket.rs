@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptorError {
     /// Standard input is not a socket.
-    #[error("standard input is no control socket; it is started by `jiffy`, not by hand")]
+    #[error("standard input is not a control socket: start this program with `jiffy`, not by hand")]
     NoSocket,
     /// A system call failed.
     #[error("placing descriptors: {0}")]

@@ -121,7 +121,7 @@ pub fn make_namespaces() -> ExitCode {
     match hold_namespaces() {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("jiffy-vmm: making the namespaces of the jail: {e}");
+            eprintln!("jiffy-vmm: cannot create the namespaces of the jail: {e}");
             ExitCode::FAILURE
         }
     }
