@@ -16,8 +16,12 @@
 //!
 //! The fleet is filled to 85 % of its scarcer resource. Bursts of 100 placements are then timed,
 //! each followed by removals. Finally the fleet is filled to 95 %. `stranded_percent` is the part
-//! of the free scarcer resource that is unusable, because its hosts have no room for a sandbox of
-//! mean size.
+//! of the free scarcer resource on hosts without room for a sandbox of usual size. Such hosts lack
+//! the other resource, or their free amount is too small. The usual size is the median of the
+//! requests, and `stranded_mean_percent` applies to their mean, which is larger.
+//!
+//! Fleets of at most 1,000 hosts are filled by the measured algorithm, except for two choices.
+//! Others are filled by first fit, because the linear algorithms are slow.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -30,12 +34,10 @@ use support::{Random, report, request, resources, spec, with_template};
 const TEMPLATES: u64 = 64;
 /// Maximum number of templates on a host, including the template that all hosts have.
 const CACHED: usize = 9;
-/// Resources of a sandbox of mean size.
-const MEAN: Resources = Resources {
-    cpu_milli: 1500,
-    memory_mib: 2600,
-    disk_mib: 1,
-};
+/// Number of requests from which the usual and the mean size are determined.
+const SAMPLES: usize = 100_001;
+/// Number of hosts up to which the linear algorithms fill the fleet.
+const MAX_LINEAR_FILL: u32 = 1_000;
 
 /// A host of the simple algorithms.
 #[derive(Clone)]
@@ -50,15 +52,19 @@ enum Algorithm {
     Indexed,
     /// The first host with room.
     FirstFit,
-    /// Of all hosts with room, the one with the least free memory.
+    /// Of all hosts with room, the one with the least free amount of the scarcer resource.
     LinearBestFit,
+    /// Of all hosts with room, the one whose ratio of memory and processors is the nearest to the
+    /// ratio of the sandbox. Of these, the one with the least free amount of the scarcer resource.
+    LinearAligned,
     /// Of two random hosts, the one with room and the least free memory.
     TwoChoices,
 }
 
 impl Algorithm {
-    const ALL: [(Self, &str); 4] = [
+    const ALL: [(Self, &str); 5] = [
         (Self::Indexed, "scheduler"),
+        (Self::LinearAligned, "exact ratio, then best fit, linear"),
         (Self::LinearBestFit, "exact best fit, linear"),
         (Self::FirstFit, "first fit"),
         (Self::TwoChoices, "two choices"),
@@ -75,15 +81,20 @@ enum Workload {
 impl Workload {
     const ALL: [(Self, &str); 2] = [(Self::Preferred, "preferred"), (Self::Required, "required")];
 
-    /// Returns the size of the mean sandbox.
-    fn mean(self) -> Resources {
-        match self {
-            Self::Preferred => MEAN,
-            Self::Required => Resources {
-                cpu_milli: 0,
-                ..MEAN
-            },
-        }
+    /// Returns the usual size (the median of each resource), and the mean size.
+    fn sizes(self) -> [Resources; 2] {
+        let mut random = Random::new(3);
+        let needs: Vec<_> = (0..SAMPLES)
+            .map(|_| next_request(&mut random, self).needs)
+            .collect();
+        let amounts = |of: fn(&Resources) -> u32| {
+            let mut all: Vec<u32> = needs.iter().map(of).collect();
+            all.sort_unstable();
+            let sum: u64 = all.iter().map(|&amount| u64::from(amount)).sum();
+            [all[SAMPLES / 2], (sum / SAMPLES as u64) as u32]
+        };
+        let (cpu, memory) = (amounts(|r| r.cpu_milli), amounts(|r| r.memory_mib));
+        [0, 1].map(|i| resources(cpu[i], memory[i], 1))
     }
 }
 
@@ -94,6 +105,8 @@ struct Fleet {
     scheduler: Scheduler,
     random: Random,
     now_ms: u64,
+    /// Processors are scarcer than memory. Updated before each burst.
+    is_cpu_scarce: bool,
 }
 
 impl Fleet {
@@ -126,6 +139,7 @@ impl Fleet {
             scheduler,
             random,
             now_ms: 0,
+            is_cpu_scarce: false,
         }
     }
 
@@ -146,9 +160,19 @@ impl Fleet {
                 placement.host.0 as usize
             }
             Algorithm::FirstFit => self.hosts.iter().position(fits)?,
-            Algorithm::LinearBestFit => {
+            Algorithm::LinearBestFit | Algorithm::LinearAligned => {
+                let is_cpu_scarce = self.is_cpu_scarce && needs.cpu_milli > 0;
+                let rank = |free: &Resources| {
+                    let scarce = if is_cpu_scarce {
+                        free.cpu_milli
+                    } else {
+                        free.memory_mib
+                    };
+                    let is_aligned = self.algorithm == Algorithm::LinearAligned;
+                    (if is_aligned { distance(free, needs) } else { 0 }, scarce)
+                };
                 let hosts = self.hosts.iter().enumerate().filter(|(_, host)| fits(host));
-                hosts.min_by_key(|(_, host)| host.free.memory_mib)?.0
+                hosts.min_by_key(|(_, host)| rank(&host.free))?.0
             }
             Algorithm::TwoChoices => {
                 let mut choose = || self.random.below(self.hosts.len() as u32) as usize;
@@ -208,6 +232,21 @@ impl Fleet {
     }
 }
 
+/// Returns the distance between the ratios of a host and of a sandbox, in hundredths of a power of
+/// two. A host with less memory for each processor counts twice.
+fn distance(free: &Resources, needs: &Resources) -> u64 {
+    if needs.cpu_milli == 0 {
+        return 0;
+    }
+    let ratio = |r: &Resources| f64::from(r.memory_mib) / f64::from(r.cpu_milli.max(1));
+    let difference = (ratio(free).max(1e-6) / ratio(needs)).log2() * 100.0;
+    if difference >= 0.0 {
+        difference as u64
+    } else {
+        (-2.0 * difference) as u64
+    }
+}
+
 /// A request of heavy-tailed size: mostly 1 processor, rarely up to 16.
 fn next_request(random: &mut Random, workload: Workload) -> PlacementRequest {
     // A number below 1000 has at least 22 leading zeros. Each further zero halves the probability
@@ -254,15 +293,20 @@ fn measure(
     let (cpu, memory) = fleet.free();
     let mut random = Random::new(1);
     let mut running = VecDeque::new();
-    // Fill to 85 % of the scarcer resource. Other algorithms may be slow for this many placements:
-    // fill with first fit instead.
-    fleet.algorithm = if algorithm == Algorithm::Indexed {
+    // Fill to 85 % of the scarcer resource. Two choices would fail for most requests.
+    let fills = match algorithm {
+        Algorithm::Indexed => true,
+        Algorithm::TwoChoices => false,
+        _ => count <= MAX_LINEAR_FILL,
+    };
+    fleet.algorithm = if fills {
         algorithm
     } else {
         Algorithm::FirstFit
     };
     loop {
         let (free_cpu, free_memory) = fleet.free_parts(cpu, memory);
+        fleet.is_cpu_scarce = free_cpu < free_memory;
         if free_cpu.min(free_memory) < 0.15 {
             break;
         }
@@ -276,7 +320,7 @@ fn measure(
     }
     fleet.algorithm = algorithm;
     // Algorithms that search all hosts are measured with fewer placements.
-    let slow = matches!(algorithm, Algorithm::LinearBestFit | Algorithm::FirstFit);
+    let slow = !matches!(algorithm, Algorithm::Indexed | Algorithm::TwoChoices);
     let decisions = if slow {
         (decisions / (count / 100)).max(1000)
     } else {
@@ -291,6 +335,8 @@ fn measure(
         // scarcer resource are free.
         if number % 100 == 0 {
             fleet.now_ms += 1;
+            let (free_cpu, free_memory) = fleet.free_parts(cpu, memory);
+            fleet.is_cpu_scarce = free_cpu < free_memory;
             while running.len() > 100 && fleet.free_parts_at_most(cpu, memory, 0.15) {
                 let Some((host, needs)) = running.pop_front() else {
                     break;
@@ -330,9 +376,10 @@ fn measure(
         }
     }
     let (free_cpu, free_memory) = fleet.free_parts(cpu, memory);
-    let stranded = fleet.stranded(&workload.mean());
+    let [usual, mean] = workload.sizes();
+    let [stranded, stranded_mean] = [&usual, &mean].map(|size| fleet.stranded(size));
     println!(
-        r#"{{"workload": "{workload_name}", "algorithm": "{name}", "hosts": {count}, "decisions": {decisions}, "per_second": {:.0}, "p50_ns": {}, "p99_ns": {}, "placed_percent": {:.1}, "with_template_percent": {:.1}, "filled_percent": {:.1}, "filled_with_template_percent": {:.1}, "stranded_percent": {:.1}}}"#,
+        r#"{{"workload": "{workload_name}", "algorithm": "{name}", "hosts": {count}, "decisions": {decisions}, "per_second": {:.0}, "p50_ns": {}, "p99_ns": {}, "placed_percent": {:.1}, "with_template_percent": {:.1}, "filled_percent": {:.1}, "filled_with_template_percent": {:.1}, "stranded_percent": {:.1}, "stranded_mean_percent": {:.1}}}"#,
         f64::from(decisions) * 1e9 / total as f64,
         times[times.len() / 2],
         times[times.len() * 99 / 100],
@@ -341,6 +388,7 @@ fn measure(
         100.0 - free_cpu.min(free_memory) * 100.0,
         f64::from(filled_local) * 100.0 / f64::from(filled.max(1)),
         stranded * 100.0,
+        stranded_mean * 100.0,
     );
 }
 
@@ -359,10 +407,10 @@ impl Fleet {
         free_cpu.min(free_memory) < part
     }
 
-    /// Part of the free scarcer resource on hosts that cannot hold the mean sandbox.
-    fn stranded(&self, mean: &Resources) -> f64 {
+    /// Part of the free scarcer resource on hosts that cannot hold a sandbox of this size.
+    fn stranded(&self, size: &Resources) -> f64 {
         let (cpu, memory) = self.free();
-        let is_cpu_scarce = cpu * u64::from(mean.memory_mib) < memory * u64::from(mean.cpu_milli);
+        let is_cpu_scarce = cpu * u64::from(size.memory_mib) < memory * u64::from(size.cpu_milli);
         let amount = |host: &Host| {
             u64::from(if is_cpu_scarce {
                 host.free.cpu_milli
@@ -373,7 +421,7 @@ impl Fleet {
         let full = self
             .hosts
             .iter()
-            .filter(|host| host.free.missing(mean).is_some());
+            .filter(|host| host.free.missing(size).is_some());
         let total: u64 = self.hosts.iter().map(amount).sum();
         full.map(amount).sum::<u64>() as f64 / total.max(1) as f64
     }

@@ -24,4 +24,4 @@ pub use host::{
 };
 pub use reservations::{RESERVATION_TIME_MS, ReservationId};
 pub use resources::{Resource, Resources};
-pub use scheduler::{LOCALITY_PERCENT, Placement, PlacementError, Scheduler};
+pub use scheduler::{LOCALITY_DISTANCE, LOCALITY_PERCENT, Placement, PlacementError, Scheduler};

@@ -18,6 +18,9 @@ use std::collections::HashMap;
 /// Maximum difference of free amounts for which a host with the sandbox's template is preferred to
 /// the tightest host. In percent of the tightest host's capacity.
 pub const LOCALITY_PERCENT: u32 = 5;
+/// Maximum additional distance of the ratio of such a host from the ratio of the sandbox, in
+/// quarters of a power of two.
+pub const LOCALITY_DISTANCE: u32 = 4;
 
 /// Resources by which hosts are ordered. Disk space must suffice, but hosts are not ordered by it.
 const ORDERS: [Resource; 2] = [Resource::Memory, Resource::Cpu];
@@ -59,8 +62,8 @@ pub enum PlacementError {
 /// Free resources of all hosts, and the selection of a host for a sandbox.
 ///
 /// Hosts with equal properties form a class. Each class orders its hosts by free memory and by free
-/// processor time. A placement uses the order by the resource that is scarcer in the fleet, and
-/// takes less than a microsecond for any number of hosts.
+/// processor time, and groups them by the ratio of the two. A placement uses the order by the
+/// resource that is scarcer in the fleet, and takes about a microsecond for any number of hosts.
 #[derive(Debug, Default)]
 pub struct Scheduler {
     /// Hosts by their number in the indexes. The number of a removed host is reused.

@@ -39,7 +39,7 @@ fn place(scheduler: &mut Scheduler, request: &PlacementRequest) -> Result<u32, P
 #[test]
 fn the_tightest_host_with_room_is_selected() {
     let mut scheduler = fleet(&[200_000, 3_000, 900, 50_000]);
-    let small = request(resources(1000, 2048, 1024));
+    let small = request(resources(0, 2048, 1024));
     assert_eq!(place(&mut scheduler, &small), Ok(2));
     // Host 2 has less than 1,024 MiB left.
     assert_eq!(place(&mut scheduler, &small), Ok(4));
@@ -71,7 +71,7 @@ fn each_requirement_excludes_hosts_without_it() {
     scheduler.add_host(HostId(2), strong, with_template);
 
     let any = PlacementRequest {
-        needs: resources(100, 512, 100),
+        needs: resources(0, 512, 100),
         ..PlacementRequest::default()
     };
     assert_eq!(place(&mut scheduler, &any), Ok(1));
@@ -143,7 +143,7 @@ fn draining_and_removed_hosts_are_not_selected() {
         ..report(resources(64_000, 4096, 1 << 20))
     };
     assert!(scheduler.report(HostId(1), draining));
-    let small = request(resources(1, 1, 1));
+    let small = request(resources(0, 1, 1));
     assert_eq!(place(&mut scheduler, &small), Ok(2));
     scheduler.remove_host(HostId(2));
     assert_eq!(place(&mut scheduler, &small), Err(PlacementError::NoHosts));
@@ -167,8 +167,8 @@ fn a_host_with_the_template_is_preferred_if_it_is_hardly_emptier() {
     };
     add(2, 23_000, 5);
     add(3, 24_000, 6);
-    let near = with_template(request(resources(1000, 1024, 1)), 5);
-    let far = with_template(request(resources(1000, 1024, 1)), 6);
+    let near = with_template(request(resources(0, 1024, 1)), 5);
+    let far = with_template(request(resources(0, 1024, 1)), 6);
     assert_eq!(place(&mut scheduler, &near), Ok(2));
     assert_eq!(place(&mut scheduler, &far), Ok(1));
 }
@@ -211,11 +211,44 @@ fn the_scarcer_resource_orders_the_hosts() {
         spec(capacity),
         report(resources(3000, 200_000, 1 << 20)),
     );
-    assert_eq!(scheduler.scarce_resource(), Resource::Cpu);
-    assert_eq!(
-        place(&mut scheduler, &request(resources(1000, 1024, 1))),
-        Ok(2)
-    );
+    // The scarcer resource does not matter to a sandbox that does not need it.
+    for (cpu, memory, resource, host) in
+        [(1000, 0, Resource::Cpu, 2), (0, 1024, Resource::Memory, 1)]
+    {
+        let request = request(resources(cpu, memory, 1));
+        assert_eq!(scheduler.scarce_resource(&request), resource);
+        assert_eq!(place(&mut scheduler, &request), Ok(host));
+    }
+    let both = request(resources(1000, 1024, 1));
+    assert_eq!(scheduler.scarce_resource(&both), Resource::Cpu);
+}
+
+#[test]
+fn a_sandbox_is_placed_on_a_host_with_its_ratio_of_memory_and_processors() {
+    let mut scheduler = Scheduler::new();
+    // Free processors are scarcer than free memory.
+    let capacity = resources(64_000, 200_000, 1 << 20);
+    let hosts = [
+        (4000, 8000),
+        (3000, 24_000),
+        (20_000, 40_000),
+        (2000, 64_000),
+    ];
+    for (number, (cpu, memory)) in (1..).zip(hosts) {
+        let free = report(resources(cpu, memory, 1 << 20));
+        scheduler.add_host(HostId(number), spec(capacity), free);
+    }
+    let mut place = |cpu, memory| place(&mut scheduler, &request(resources(cpu, memory, 1)));
+    // Hosts 1 and 3 have 2 MiB for each thousandth of a processor; host 1 is tighter.
+    assert_eq!(place(1000, 2048), Ok(1));
+    assert_eq!(place(1000, 8192), Ok(2));
+    assert_eq!(place(1000, 32_000), Ok(4));
+    // The host with this ratio is full, so one with more memory is used.
+    assert_eq!(place(1000, 20_000), Ok(4));
+    assert_eq!(place(4000, 8000), Ok(3));
+    // Only hosts with less memory for each processor have room.
+    assert_eq!(place(1000, 30_000), Ok(3));
+    assert_eq!(place(1000, 30_000), Err(PlacementError::NoRoom));
 }
 
 #[test]
@@ -260,7 +293,7 @@ fn reservations_are_confirmed_rejected_or_expire() {
 #[test]
 fn a_silent_host_is_not_selected_until_its_next_report() {
     let mut scheduler = fleet(&[4096, 8192]);
-    let small = request(resources(1, 1, 1));
+    let small = request(resources(0, 1, 1));
     let open = scheduler.place(&small, NOW).unwrap();
     assert_eq!(open.host, HostId(1));
     // A repeated exclusion and an unknown host change nothing.
@@ -283,7 +316,7 @@ fn a_silent_host_is_not_selected_until_its_next_report() {
 #[test]
 fn a_drained_host_is_not_selected_before_its_next_report() {
     let mut scheduler = fleet(&[4096, 8192]);
-    let small = request(resources(1, 1, 1));
+    let small = request(resources(0, 1, 1));
     assert_eq!(place(&mut scheduler, &small), Ok(1));
     // A repeated command and an unknown host change nothing.
     for host in [1, 1, 9] {
@@ -349,7 +382,8 @@ fn an_explanation_names_the_selected_host_and_the_reasons_of_the_others() {
 
 /// The free amounts of a scheduler agree with a simple model. A placement succeeds if and only if a
 /// host has room. The scheduler groups hosts in buckets, whose free amounts differ by at most 1/32.
-/// The selected host is in the bucket of the tightest host with room.
+/// For a sandbox that needs one resource, the selected host is in the bucket of the tightest host
+/// with room.
 #[test]
 fn random_operations_agree_with_a_linear_model() {
     for seed in 0..30 {
@@ -369,9 +403,14 @@ fn random_operations_agree_with_a_linear_model() {
         for step in 0..2000 {
             match random.below(10) {
                 0..=5 => {
-                    let needs =
+                    let mut needs =
                         resources(random.below(4000), random.below(16_000), random.below(2000));
-                    let resource = scheduler.scarce_resource();
+                    match random.below(3) {
+                        0 => needs.cpu_milli = 0,
+                        1 => needs.memory_mib = 0,
+                        _ => {}
+                    }
+                    let resource = scheduler.scarce_resource(&request(needs));
                     let fits = free.iter().filter(|free| free.missing(&needs).is_none());
                     let best = fits.map(|free| free.get(resource)).min();
                     let placement = scheduler.place(&request(needs), NOW);
@@ -385,8 +424,9 @@ fn random_operations_agree_with_a_linear_model() {
                         "seed {seed} step {step}"
                     );
                     let selected = free[host].get(resource);
+                    let needs_both = needs.cpu_milli > 0 && needs.memory_mib > 0;
                     assert!(
-                        selected <= best + best / 32 + 1,
+                        needs_both || selected <= best + best / 32 + 1,
                         "{selected} instead of {best}"
                     );
                     free[host] = free[host].minus(&needs);

@@ -1,9 +1,13 @@
 //! Selection of the host: the best fit by free resources, with a preference for hosts that have the
 //! template. The *tightest* host is the one with the smallest free amount that suffices for the
-//! sandbox.
+//! sandbox. Of a sandbox that needs processor time and memory, only hosts whose free amounts have
+//! the nearest ratio are compared. Other hosts would run out of one resource while the other is
+//! free.
 
+use super::class::Class;
 use super::entry::HostEntry;
-use super::{LOCALITY_PERCENT, ORDERS, PlacementError, Scheduler, amounts};
+use super::{LOCALITY_DISTANCE, LOCALITY_PERCENT, ORDERS, PlacementError, Scheduler, amounts};
+use crate::bucket_index::distance;
 use crate::explanation::{Considered, Explanation, MAX_CONSIDERED, Verdict};
 use crate::{HostId, PlacementRequest, Resource, TemplateId};
 
@@ -20,10 +24,10 @@ pub(super) struct Selection {
 }
 
 impl Scheduler {
-    /// Selects the tightest host with room, or a host that has the template and is emptier by at
-    /// most [`LOCALITY_PERCENT`].
+    /// Selects the tightest host with room, or a host that has the template, is emptier by at most
+    /// [`LOCALITY_PERCENT`] and has a similar ratio ([`LOCALITY_DISTANCE`]).
     pub(super) fn select(&self, request: &PlacementRequest) -> Result<Selection, PlacementError> {
-        let order = self.scarce_order();
+        let order = self.scarce_order(request);
         let has_template = |entry: &HostEntry| {
             request
                 .template
@@ -37,8 +41,14 @@ impl Scheduler {
             let margin =
                 u64::from(tightest.spec.capacity.get(resource)) * u64::from(LOCALITY_PERCENT) / 100;
             let limit = u64::from(tightest.free().get(resource)) + margin;
-            let local = self.tightest_with(template, order, request);
-            if let Some(local) = local.filter(|e| u64::from(e.free().get(resource)) <= limit) {
+            let furthest = rank(tightest, order, request).0 + LOCALITY_DISTANCE;
+            let local = self
+                .tightest_with(template, order, request)
+                .filter(|local| {
+                    let (distance, free) = rank(local, order, request);
+                    u64::from(free) <= limit && distance <= furthest
+                });
+            if let Some(local) = local {
                 return Ok(Selection {
                     host: local.id,
                     has_template: true,
@@ -51,8 +61,15 @@ impl Scheduler {
         })
     }
 
-    /// Returns the index in [`ORDERS`] of the resource with the smallest free part in the fleet.
-    fn scarce_order(&self) -> usize {
+    /// Returns the index in [`ORDERS`] of the resource with the smallest free part in the fleet. Of
+    /// one resource, if the sandbox does not need the other.
+    fn scarce_order(&self, request: &PlacementRequest) -> usize {
+        let needs = |order: usize| request.needs.get(ORDERS[order]) > 0;
+        match (needs(0), needs(1)) {
+            (true, false) => return 0,
+            (false, true) => return 1,
+            _ => {}
+        }
         // Compares the free parts of both resources, multiplied by both capacities to avoid a
         // division.
         let part = |order: usize| {
@@ -77,14 +94,13 @@ impl Scheduler {
             if class.properties.mismatch(request).is_some() {
                 return None;
             }
-            let mut hosts = class.orders[order].from(amounts(&request.needs, order));
-            hosts.find_map(|number| {
+            candidates(class, order, request).find_map(|number| {
                 self.hosts[number as usize]
                     .as_ref()
                     .filter(|e| e.rejection(request).is_none())
             })
         });
-        candidates.min_by_key(|entry| entry.free().get(ORDERS[order]))
+        candidates.min_by_key(|entry| rank(entry, order, request))
     }
 
     /// Returns the tightest suitable host that has the template. If the template is on many hosts,
@@ -95,7 +111,6 @@ impl Scheduler {
         order: usize,
         request: &PlacementRequest,
     ) -> Option<&HostEntry> {
-        let resource = ORDERS[order];
         let suitable = |number: u32| {
             let entry = self.hosts[number as usize].as_ref()?;
             let properties = &self.classes[entry.class].properties;
@@ -104,19 +119,19 @@ impl Scheduler {
                 && properties.mismatch(request).is_none();
             is_suitable.then_some(entry)
         };
-        let amount = |entry: &&HostEntry| entry.free().get(resource);
+        let rank = |entry: &&HostEntry| rank(entry, order, request);
         let hosts = self.templates.get(&template)?;
         if hosts.len() <= MAX_SCANNED {
             return hosts
                 .iter()
                 .filter_map(|&number| suitable(number))
-                .min_by_key(amount);
+                .min_by_key(rank);
         }
         let tightest = self.classes.iter().filter_map(|class| {
-            let hosts = class.orders[order].from(amounts(&request.needs, order));
-            hosts.take(MAX_SCANNED).find_map(suitable)
+            let mut hosts = candidates(class, order, request).take(MAX_SCANNED);
+            hosts.find_map(suitable)
         });
-        tightest.min_by_key(amount)
+        tightest.min_by_key(rank)
     }
 
     /// Returns why no host was selected.
@@ -143,7 +158,7 @@ impl Scheduler {
     #[must_use]
     pub fn explain(&self, request: &PlacementRequest) -> Explanation {
         let selected = self.select(request);
-        let resource = ORDERS[self.scarce_order()];
+        let resource = ORDERS[self.scarce_order(request)];
         let mut hosts: Vec<Considered> = self
             .hosts
             .iter()
@@ -180,9 +195,28 @@ impl Scheduler {
         }
     }
 
-    /// Returns the resource that is scarcer in the fleet, by which hosts are ordered.
+    /// Returns the resource by which hosts are ordered for a request: of the resources that the
+    /// sandbox needs, the one that is scarcer in the fleet.
     #[must_use]
-    pub fn scarce_resource(&self) -> Resource {
-        ORDERS[self.scarce_order()]
+    pub fn scarce_resource(&self, request: &PlacementRequest) -> Resource {
+        ORDERS[self.scarce_order(request)]
     }
+}
+
+/// Returns the numbers of hosts that may have room for a sandbox, the best ones first.
+fn candidates<'a>(
+    class: &'a Class,
+    order: usize,
+    request: &PlacementRequest,
+) -> impl Iterator<Item = u32> + use<'a> {
+    let (index, needs) = (&class.orders[order], amounts(&request.needs, order));
+    // The second search also finds hosts whose ratio does not ensure that they have room.
+    index.aligned(needs).chain(index.from(needs))
+}
+
+/// Returns the rank of a suitable host: the distance of its ratio from the sandbox's, then its free
+/// amount. The lowest rank is the best.
+fn rank(entry: &HostEntry, order: usize, request: &PlacementRequest) -> (u32, u32) {
+    let free = amounts(&entry.free(), order);
+    (distance(free, amounts(&request.needs, order)), free.0)
 }
