@@ -104,6 +104,25 @@ fn versioned((value, revision): (Bytes, i64)) -> Versioned {
     }
 }
 
+/// Checks that a listing has at most `limit` keys, in ascending order, after the key `after`.
+fn check_listing(
+    keys: &[RecordKey],
+    after: Option<&RecordKey>,
+    limit: usize,
+) -> Result<(), String> {
+    if keys.len() > limit {
+        let count = keys.len();
+        return Err(format!(
+            "the listing has {count} keys, but at most {limit} were requested"
+        ));
+    }
+    let follows = |keys: &[RecordKey]| keys[0] < keys[1];
+    if !keys.windows(2).all(follows) || keys.first().is_some_and(|first| after >= Some(first)) {
+        return Err("the listing is not in ascending order".to_owned());
+    }
+    Ok(())
+}
+
 fn damaged(key: &RecordKey, reason: String) -> RecordError {
     RecordError::Damaged {
         record: key.clone(),
@@ -161,18 +180,10 @@ impl Records for EtcdRecords {
         });
         let read = self.read(prefix, &body).await?;
         let skipped = self.path("").len();
-        let mut keys: Vec<RecordKey> = Vec::with_capacity(read.records.len());
-        for (name, _) in &read.records {
-            let name = name.get(skipped..).unwrap_or_default();
-            let key: RecordKey = name.parse()?;
-            if keys.last().or(after).is_some_and(|last| *last >= key) || keys.len() == limit {
-                return Err(damaged(
-                    prefix,
-                    "the listing is not in ascending order".into(),
-                ));
-            }
-            keys.push(key);
-        }
+        let names = read.records.iter().map(|(name, _)| name);
+        let keys = names.map(|name| name.get(skipped..).unwrap_or_default().parse());
+        let keys: Vec<RecordKey> = keys.collect::<Result<_, _>>()?;
+        check_listing(&keys, after, limit).map_err(|reason| damaged(prefix, reason))?;
         Ok(Page {
             more: keys.len() == limit,
             keys,
@@ -188,5 +199,32 @@ impl Records for EtcdRecords {
             Failure::Unavailable(_) => failure.of_read(key),
             failure => failure.of_write(key),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listings_with_too_many_keys_or_in_another_order_are_rejected_with_the_reason() {
+        let keys = |names: &[&str]| -> Vec<RecordKey> {
+            names.iter().map(|name| name.parse().unwrap()).collect()
+        };
+        let after: RecordKey = "fleet/b".parse().unwrap();
+        let check = |names: &[&str], after| check_listing(&keys(names), after, 2);
+        check(&[], Some(&after)).unwrap();
+        check(&["fleet/a", "fleet/b"], None).unwrap();
+        check(&["fleet/c", "fleet/d"], Some(&after)).unwrap();
+        let error = check(&["fleet/a", "fleet/b", "fleet/c"], None).unwrap_err();
+        assert!(error.contains("3 keys, but at most 2"), "{error}");
+        for (names, after) in [
+            (["fleet/b", "fleet/a"], None),
+            (["fleet/a", "fleet/a"], None),
+            (["fleet/b", "fleet/c"], Some(&after)),
+        ] {
+            let error = check(&names, after).unwrap_err();
+            assert!(error.contains("order"), "{error}");
+        }
     }
 }

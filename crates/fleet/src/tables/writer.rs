@@ -351,19 +351,23 @@ impl Writer {
         }
     }
 
-    /// Returns the change if `index` or the part of the row contains it.
+    /// Returns the change if `index` or the part of the row shows that it was committed.
     async fn committed(&self, index: &TableIndex, row: Row) -> Result<Committed, TableError> {
-        let is_own = |other: &Row| other.key() == row.key() && other.request == row.request;
         let key = row.key();
         let (table, part) = (key.table(), key.part());
-        let is_done = index.pending.iter().any(is_own) || {
-            let shared = &self.shared;
-            let read = read_part(&shared.records, &shared.fleet, table, part).await;
-            let read = read.map_err(|e| {
-                tracing::warn!(error = %e, part = ?part_key(table, part), "cannot read a part");
-                TableError::Unsettled
-            })?;
-            read.is_some_and(|(part, _)| part.rows.iter().any(is_own))
+        let is_same = |other: &&Row| other.key() == key;
+        let is_done = match index.pending.iter().find(is_same) {
+            Some(pending) => is_result(&row, Some(pending)),
+            None => {
+                let shared = &self.shared;
+                let read = read_part(&shared.records, &shared.fleet, table, part).await;
+                let read = read.map_err(|e| {
+                    tracing::warn!(error = %e, part = ?part_key(table, part), "cannot read a part");
+                    TableError::Unsettled
+                })?;
+                let part = read.as_ref().map(|(part, _)| &part.rows);
+                is_result(&row, part.and_then(|rows| rows.iter().find(is_same)))
+            }
         };
         if !is_done {
             return Err(TableError::NotWriter(self.shared.peers.own()));
@@ -373,6 +377,17 @@ impl Writer {
             row,
             unconfirmed: self.shared.peers.others(),
         })
+    }
+}
+
+/// Returns whether the change to `row` is the reason for the present state of the row. `current` is
+/// `None` if the row does not exist.
+fn is_result(row: &Row, current: Option<&Row>) -> bool {
+    match current {
+        Some(current) if !current.removed => current.request == row.request,
+        // Parts omit removed rows. The change that removed the row is not known there, but its
+        // result is.
+        _ => row.removed,
     }
 }
 
@@ -398,6 +413,51 @@ impl Shared {
                 }
                 outcome => return Ok(outcome?),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiffy_fleet_core::record::{RequestId, RowContent, TemplateRow};
+
+    fn row(request: u8, removed: bool) -> Row {
+        Row {
+            revision: 2,
+            request: RequestId([request; 16]),
+            removed,
+            content: RowContent::Template(TemplateRow {
+                owner: None,
+                name: "web".to_owned(),
+                tag: "default".to_owned(),
+                template_version: "v1".to_owned(),
+                root: None,
+                home: None,
+                public: false,
+                updated_ms: 1,
+                unknown: Default::default(),
+            }),
+        }
+    }
+
+    #[test]
+    fn a_lost_answer_is_settled_by_the_present_row_also_after_a_fold() {
+        let (put, removal) = (row(1, false), row(1, true));
+        // (changed row, present row, whether the change was committed)
+        for (changed, current, is_committed) in [
+            (&put, Some(row(1, false)), true),
+            (&put, Some(row(2, false)), false),
+            (&put, Some(row(2, true)), false),
+            (&put, None, false),
+            (&removal, Some(row(1, true)), true),
+            // A fold has removed the row from the index and from its part.
+            (&removal, None, true),
+            // Another member has created the row again, or the removal was not committed.
+            (&removal, Some(row(2, false)), false),
+        ] {
+            let result = is_result(changed, current.as_ref());
+            assert_eq!(result, is_committed, "{changed:?} {current:?}");
         }
     }
 }
