@@ -33,12 +33,6 @@ impl App {
         if tokens.is_empty() {
             return Ok(tokens);
         }
-        if self.fleet.is_some() {
-            return Err(ApiError::unsupported_option(
-                "`iam.tokens` is not supported: this host is a member of a fleet, whose members have \
-                 no secrets and no common key for identity tokens",
-            ));
-        }
         if self.issuer.is_none() {
             return Err(ApiError::unsupported_option(
                 "`iam.tokens` is not supported: this host issues no identity tokens; its operator \

@@ -54,8 +54,9 @@ pub use ending::{Ended, end_revoked};
 pub use error::{ApiError, ERROR_CODES};
 pub use event_streams::{EventFollower, FollowedEvents};
 pub use fleet::{
-    ByteStream, COMPARISON_TIMEOUT, Fleet, FleetProbe, FleetSecrets, FleetWebhooks, ForwardError,
-    Forwarder, NamedTemplate, TableNames, TemplateHashes, TemplateNames, receive_forwarded,
+    ByteStream, COMPARISON_TIMEOUT, Fleet, FleetIdentityKeys, FleetProbe, FleetSecrets,
+    FleetWebhooks, ForwardError, Forwarder, ImportError, ImportedObjects, NamedTemplate,
+    TableNames, TemplateHashes, TemplateNames, import_owned, receive_forwarded,
     receive_forwarded_stream,
 };
 pub use function_key::FunctionCaller;

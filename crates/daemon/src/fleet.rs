@@ -22,7 +22,10 @@ use crate::host_facts::host_facts;
 use anyhow::Context;
 use calls::{CALL_PREFIX, ChannelForwarder, ForwardedPortStreams, STREAM_PREFIX};
 use host::{DaemonHost, cpu_milli, mib};
-use jiffy_api::{FleetProbe, FleetSecrets, FleetWebhooks, Keys, TableNames, import_keys};
+use jiffy_api::{
+    FleetIdentityKeys, FleetProbe, FleetSecrets, FleetWebhooks, Keys, TableNames, import_keys,
+    import_owned,
+};
 use jiffy_fleet::channel::{Client, Identity, Server, ServerHandle};
 use jiffy_fleet::front::{FRONT_PATH, FrontHost, FrontService, LiveHosts};
 use jiffy_fleet::join::JoinService;
@@ -38,6 +41,7 @@ use jiffy_fleet::tables::{
 use jiffy_fleet::{CONTROL_TENANT, FleetAccess, Heads, HostFacts, SealedRecords, StoreRecords};
 use jiffy_fleet_core::record::{Capacity, MemberRow};
 use jiffy_fleet_core::{MemberConfig, MemberId, ShardId, Timing};
+use jiffy_identity::{IssuerUrl, TokenIssuer};
 use jiffy_image::Home;
 use jiffy_sandbox_manager::{HostReader, KernelReader, Sandboxes};
 use jiffy_secrets::{HostKey, Secrets};
@@ -59,6 +63,8 @@ const ACCESS_PAUSE: Duration = Duration::from_secs(2);
 const KEYS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which the certificate is checked.
 const CERTIFICATE_INTERVAL: Duration = Duration::from_secs(3600);
+/// Interval at which the keys of identity tokens are checked. They are replaced after 30 days.
+const IDENTITY_KEYS_INTERVAL: Duration = Duration::from_secs(600);
 /// Pause before a failed import of keys is repeated.
 const IMPORT_PAUSE: Duration = Duration::from_secs(5);
 
@@ -183,7 +189,20 @@ impl Member {
     pub fn webhooks(&self, home: &Home, key: HostKey) -> anyhow::Result<Webhooks> {
         let shared = Arc::new(FleetWebhooks::new(self.tables.clone()));
         let number = self.settings.member.0;
-        Ok(Webhooks::shared(home.path(), key, number, shared)?)
+        let webhooks = Webhooks::shared(home.path(), key, number, shared)?;
+        if self.settings.import_keys {
+            webhooks.begin_import();
+        }
+        Ok(webhooks)
+    }
+
+    /// Returns the issuer of identity tokens, whose keys the members share. `key` is the key of the
+    /// secrets. All members must have the same `url`.
+    pub fn issuer(&self, home: &Home, key: HostKey, url: IssuerUrl) -> Arc<TokenIssuer> {
+        let shared = Arc::new(FleetIdentityKeys::new(self.tables.clone()));
+        let issuer = Arc::new(TokenIssuer::of_fleet(home.path(), key, url, shared));
+        tokio::spawn(replace_identity_keys(issuer.clone()));
+        issuer
     }
 
     /// Connects the member with its sandboxes, and opens the channel. Returns the parts of the API
@@ -193,6 +212,7 @@ impl Member {
         options: &ServeOptions,
         home: &Home,
         sandboxes: &Sandboxes,
+        webhooks: &Webhooks,
     ) -> anyhow::Result<(RunningMember, FleetParts)> {
         // From here on, requests to sandboxes wait until the sandboxes were compared with their
         // heads.
@@ -241,7 +261,14 @@ impl Member {
             home.path().to_owned(),
         ));
         if self.settings.import_keys {
-            tokio::spawn(import(home.path().to_owned(), self.tables.clone()));
+            let key = HostKey::of_fleet(&secrets_key(&self.access.secret), home.path())?;
+            let import = Import {
+                home: home.path().to_owned(),
+                key,
+                webhooks: webhooks.clone(),
+                tables: self.tables.clone(),
+            };
+            tokio::spawn(import.run());
         }
         let mut number = self.tables.subscribe();
         // The number of the tables is 0 until they are loaded. Ignore a timeout: the API rejects
@@ -328,23 +355,48 @@ async fn keep_certificate(access: FleetAccess, identity: Identity, home: PathBuf
     }
 }
 
-/// Imports the keys of this host into the fleet, once.
-async fn import(home: PathBuf, tables: Tables) {
+/// Replaces the keys of identity tokens when they are due. If several members do so at the same
+/// time, the coordinator accepts the keys of one of them.
+async fn replace_identity_keys(issuer: Arc<TokenIssuer>) {
     loop {
-        match import_keys(&home, &tables).await {
-            Ok(count) => {
-                tracing::info!(count, "imported the keys of this host into the fleet");
-                match clear_import(&home) {
-                    Ok(()) => return,
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot remove the completed import from fleet.toml, retrying")
-                    }
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot import the keys of this host into the fleet, retrying")
-            }
+        sleep(IDENTITY_KEYS_INTERVAL).await;
+        let issuer = issuer.clone();
+        let replaced = tokio::task::spawn_blocking(move || issuer.replace_due_keys()).await;
+        if let Ok(Err(error)) = replaced {
+            tracing::warn!(%error, "cannot replace the keys of identity tokens");
         }
-        sleep(IMPORT_PAUSE).await;
+    }
+}
+
+/// Import of the content of this host into its fleet.
+struct Import {
+    home: PathBuf,
+    /// Key of the secrets of the fleet.
+    key: HostKey,
+    webhooks: Webhooks,
+    tables: Tables,
+}
+
+impl Import {
+    /// Imports the API keys, secrets and webhooks of this host, once.
+    async fn run(self) {
+        while let Err(error) = self.attempt().await {
+            tracing::warn!(%error, "cannot import the keys of this host into the fleet, retrying");
+            sleep(IMPORT_PAUSE).await;
+        }
+    }
+
+    async fn attempt(&self) -> anyhow::Result<()> {
+        let keys = import_keys(&self.home, &self.tables).await?;
+        let imported = import_owned(&self.home, &self.key, &self.webhooks, &self.tables).await?;
+        for object in imported.skipped {
+            tracing::warn!(object, "not imported into the fleet");
+        }
+        let (secrets, webhooks) = (imported.secrets, imported.webhooks);
+        tracing::info!(keys, secrets, webhooks, "imported keys into the fleet");
+        // From here on, the import is not repeated.
+        clear_import(&self.home)?;
+        self.webhooks.finish_import();
+        Ok(())
     }
 }

@@ -175,17 +175,13 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         None => Secrets::open(home.path())?,
         Some(member) => member.secrets(&home)?,
     };
-    let issuer = match (&options.identity_issuer, &member) {
-        (Some(url), None) => {
-            let (home, key) = (home.path(), secrets.host_key().clone());
-            Some(Arc::new(TokenIssuer::new(home, key, url.clone())))
+    let issuer = options.identity_issuer.as_ref().map(|url| {
+        let (key, url) = (secrets.host_key().clone(), url.clone());
+        match &member {
+            None => Arc::new(TokenIssuer::new(home.path(), key, url)),
+            Some(member) => member.issuer(&home, key, url),
         }
-        (Some(_), Some(_)) => bail!(
-            "`--identity-issuer` cannot be used: this host is a member of a fleet, whose members have \
-             no common key for identity tokens"
-        ),
-        (None, _) => None,
-    };
+    });
     site::log_settings(&options.site, &options.network.allow_private);
     // VMMs and function processes receive these limits, so no process may start earlier.
     let cgroups = confine(&mut host, &options.confinement)?;
@@ -247,7 +243,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let (member, parts) = match member {
         None => (None, None),
         Some(member) => {
-            let (member, parts) = member.serve(&options, &home, &sandboxes).await?;
+            let (member, parts) = member.serve(&options, &home, &sandboxes, &webhooks).await?;
             (Some(member), Some(parts))
         }
     };

@@ -26,10 +26,10 @@ pub use shard::{
     MemberState, ShardRecord,
 };
 pub use table::{
-    KeyHash, KeyLimits, KeyRow, KeyScope, KeySnapshotAck, MAX_IMPORT_ROWS, MAX_OWNER_SECRETS,
-    MAX_OWNER_WEBHOOKS, MAX_PART_ROWS_BYTES, MAX_PENDING_BYTES, MAX_TABLE_BYTES, RequestId, Row,
-    RowContent, RowKey, SecretRow, TABLE_PARTS, Table, TableIndex, TablePart, TemplateRow,
-    WebhookRow,
+    IdentityKey, IdentityRow, KeyHash, KeyLimits, KeyRow, KeyScope, KeySnapshotAck,
+    MAX_IMPORT_ROWS, MAX_OWNER_SECRETS, MAX_OWNER_WEBHOOKS, MAX_PART_ROWS_BYTES, MAX_PENDING_BYTES,
+    MAX_TABLE_BYTES, RequestId, Row, RowContent, RowKey, SecretRow, TABLE_PARTS, Table, TableIndex,
+    TablePart, TemplateRow, WebhookRow,
 };
 
 use serde::de::DeserializeOwned;

@@ -70,7 +70,7 @@ pub struct Settings {
     /// Labels of the host, which creates may require.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// True if the keys and template names of this host must still be added to the tables of the
+    /// True if the keys, secrets and webhooks of this host must still be added to the tables of the
     /// fleet, which all members share.
     #[serde(default)]
     pub import_keys: bool,

@@ -35,6 +35,14 @@ pub enum IdentityError {
     /// Random bytes are not available.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
+    /// The hosts that share the keys cannot read or change them.
+    #[error("{reason}")]
+    Shared {
+        /// Reason.
+        reason: String,
+        /// True if the call may succeed later.
+        is_temporary: bool,
+    },
     /// The template has a name that a subject cannot contain.
     #[error("the template `{0}` cannot be part of the subject of a token")]
     Subject(String),

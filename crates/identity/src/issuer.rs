@@ -1,14 +1,16 @@
 //! [`TokenIssuer`]: signs tokens and publishes the keys by which services verify them.
 
 use crate::key_file::KeyFile;
-use crate::signing_key::SigningKey;
-use crate::{IdentityError, IssuerUrl};
+use crate::signing_key::{SigningKey, StoredKey};
+use crate::{IdentityError, IssuerUrl, SharedIdentityKeys};
 use jiffy_engine_api::{Workload, new_id, now_ms};
 use jiffy_secrets::HostKey;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 use zeroize::Zeroizing;
 
 /// Validity of a token in seconds. Each request receives a new token.
@@ -20,15 +22,24 @@ const ROTATION_S: u64 = 30 * 86_400;
 const OVERLAP_S: u64 = 86_400;
 /// Interval in seconds between attempts to replace a key after a failure.
 const RETRY_S: u64 = 3600;
+/// Pause between attempts to read the first keys, which another host creates at the same time.
+const FIRST_KEYS_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum number of these attempts.
+const FIRST_KEYS_ATTEMPTS: u32 = 30;
 /// Owner in subjects of objects that belong to the owner of the host. It is not a valid key id.
 const HOST_OWNER: &str = "host";
 /// Tag of references without a tag.
 const DEFAULT_TAG: &str = "default";
 
-/// Issuer of the identity tokens of a host. All methods may block on the disk.
+/// Issuer of the identity tokens of a host or of a fleet. All methods may block on the disk, or on
+/// the other hosts.
 pub struct TokenIssuer {
     url: IssuerUrl,
+    host_key: HostKey,
+    /// Keys of this host. In a fleet, keys from the time before this host became a member.
     file: KeyFile,
+    /// Keys of a fleet. `None` for one host.
+    shared: Option<Arc<dyn SharedIdentityKeys>>,
     keys: Mutex<Keys>,
 }
 
@@ -37,6 +48,8 @@ pub struct TokenIssuer {
 struct Keys {
     /// Keys, oldest first. Empty before the first use.
     list: Vec<SigningKey>,
+    /// Version of the keys of a fleet.
+    version: u64,
     /// Earliest time of the next replacement, in seconds since 1970, after a failure.
     retry_s: u64,
 }
@@ -54,8 +67,25 @@ impl TokenIssuer {
     pub fn new(home: &Path, host_key: HostKey, url: IssuerUrl) -> Self {
         Self {
             url,
-            file: KeyFile::new(home, host_key),
+            file: KeyFile::new(home, host_key.clone()),
+            host_key,
+            shared: None,
             keys: Mutex::default(),
+        }
+    }
+
+    /// Creates the issuer `url` with the keys of a fleet. `host_key` is a key of the fleet. If the
+    /// fleet has no keys at the first use, the keys of the data directory `home` become its keys.
+    #[must_use]
+    pub fn of_fleet(
+        home: &Path,
+        host_key: HostKey,
+        url: IssuerUrl,
+        shared: Arc<dyn SharedIdentityKeys>,
+    ) -> Self {
+        Self {
+            shared: Some(shared),
+            ..Self::new(home, host_key, url)
         }
     }
 
@@ -91,6 +121,9 @@ impl TokenIssuer {
         });
         if let Some(owner) = &workload.owner {
             claims["key"] = json!(owner);
+        }
+        if let Some(shared) = &self.shared {
+            shared.check_contact()?;
         }
         self.with_keys(now_s, |keys| signing(keys, now_s)?.sign(&claims))?
     }
@@ -146,19 +179,48 @@ impl TokenIssuer {
         })
     }
 
-    /// Calls `work` with the keys, after keys that are due were replaced.
+    /// Replaces the keys of a fleet that are due. The hosts of a fleet call this periodically, so
+    /// that no request waits for the replacement. On one host, requests replace the keys.
+    ///
+    /// # Errors
+    /// [`IdentityError`] if the keys cannot be changed. The present keys remain valid.
+    pub fn replace_due_keys(&self) -> Result<(), IdentityError> {
+        self.replace_due_keys_at(now_ms() / 1000)
+    }
+
+    fn replace_due_keys_at(&self, now_s: u64) -> Result<(), IdentityError> {
+        let Some(shared) = &self.shared else {
+            return Ok(());
+        };
+        let (version, stored) = shared.read()?;
+        let keys = self.open_shared(stored)?;
+        if keys.is_empty() {
+            return Ok(());
+        }
+        if let Some(next) = self.successors(&keys, now_s)? {
+            // If another host has replaced the keys, they are current.
+            shared.replace(version + 1, next)?;
+        }
+        Ok(())
+    }
+
+    /// Calls `work` with the keys. Creates the first key. On one host, replaces keys that are due.
     fn with_keys<T>(
         &self,
         now_s: u64,
         work: impl FnOnce(&[SigningKey]) -> T,
     ) -> Result<T, IdentityError> {
         let mut keys = self.keys.lock();
+        if let Some(shared) = &self.shared {
+            self.update_shared(shared.as_ref(), &mut keys, now_s)?;
+            return Ok(work(&keys.list));
+        }
         if keys.list.is_empty() {
             keys.list = self.file.read()?;
         }
         if keys.list.is_empty() {
-            let first = vec![SigningKey::generate(self.file.host_key(), now_s)?];
-            self.file.write(&first)?;
+            let first = vec![SigningKey::generate(&self.host_key, now_s)?];
+            self.file.write(&stored(&first))?;
             keys.list = first;
         } else if now_s >= keys.retry_s
             && let Err(error) = self.replace_due(&mut keys.list, now_s)
@@ -170,184 +232,104 @@ impl TokenIssuer {
         Ok(work(&keys.list))
     }
 
-    /// Adds a key if the newest is too old, and removes keys that have been replaced for the time
-    /// of the overlap. The file is written before memory changes: a key that signs or is published
-    /// must survive a restart.
-    fn replace_due(&self, keys: &mut Vec<SigningKey>, now_s: u64) -> Result<(), IdentityError> {
-        let newest = keys.last().map_or(0, |key| age(key, now_s));
-        if newest >= ROTATION_S {
-            keys.push(SigningKey::generate(self.file.host_key(), now_s)?);
-            if let Err(e) = self.file.write(keys) {
-                keys.pop();
-                return Err(e);
+    /// Reads the keys of a fleet if they have changed. Creates the first keys: the keys that this
+    /// host had before it became a member, or a new one.
+    fn update_shared(
+        &self,
+        shared: &dyn SharedIdentityKeys,
+        keys: &mut Keys,
+        now_s: u64,
+    ) -> Result<(), IdentityError> {
+        for _ in 0..FIRST_KEYS_ATTEMPTS {
+            let (version, list) = shared.read()?;
+            if version > 0 {
+                if keys.version != version {
+                    keys.list = self.open_shared(list)?;
+                    keys.version = version;
+                }
+                return Ok(());
             }
+            let own = self.file.read()?.into_iter();
+            let own: Result<Vec<_>, _> = own.map(|key| key.seal_again(&self.host_key)).collect();
+            let mut first = own?;
+            if first.is_empty() {
+                first.push(SigningKey::generate(&self.host_key, now_s)?);
+            }
+            if !shared.replace(1, stored(&first))? {
+                std::thread::sleep(FIRST_KEYS_PAUSE);
+            }
+        }
+        Err(IdentityError::Shared {
+            reason: "another host creates the keys of identity tokens: retry later".to_owned(),
+            is_temporary: true,
+        })
+    }
+
+    fn open_shared(&self, stored: Vec<StoredKey>) -> Result<Vec<SigningKey>, IdentityError> {
+        let open = |key| {
+            SigningKey::open(&self.host_key, key).ok_or_else(|| IdentityError::Shared {
+                reason: "the keys of identity tokens in the tables of the fleet cannot be \
+                         decrypted: restore the records of the fleet from a backup"
+                    .to_owned(),
+                is_temporary: false,
+            })
+        };
+        stored.into_iter().map(open).collect()
+    }
+
+    /// Replaces the keys of this host that are due. The file is written before memory changes: a
+    /// key that signs or is published must survive a restart.
+    fn replace_due(&self, keys: &mut Vec<SigningKey>, now_s: u64) -> Result<(), IdentityError> {
+        let Some(next) = self.successors(keys, now_s)? else {
+            return Ok(());
+        };
+        let open = |key: &StoredKey| SigningKey::open(&self.host_key, key.clone());
+        let opened: Option<Vec<_>> = next.iter().map(open).collect();
+        let opened = opened.ok_or(IdentityError::Key)?;
+        self.file.write(&next)?;
+        *keys = opened;
+        Ok(())
+    }
+
+    /// Returns the keys that follow `keys`: with a new one if the newest is too old, and without
+    /// keys that have been replaced for the time of the overlap. `None` if nothing is due.
+    fn successors(
+        &self,
+        keys: &[SigningKey],
+        now_s: u64,
+    ) -> Result<Option<Vec<StoredKey>>, IdentityError> {
+        let mut next = stored(keys);
+        let newest = next.last().map_or(0, |key| age(key, now_s));
+        if newest >= ROTATION_S {
+            next.push(SigningKey::generate(&self.host_key, now_s)?.stored);
         }
         // A key signs from the age of one overlap on. After a second overlap, no verifier needs its
         // predecessors.
-        let replaces_older = |key: &SigningKey| age(key, now_s) >= 2 * OVERLAP_S;
-        if let Some(last) = keys.iter().rposition(replaces_older).filter(|at| *at > 0) {
-            let removed: Vec<SigningKey> = keys.drain(..last).collect();
-            if let Err(e) = self.file.write(keys) {
-                keys.splice(..0, removed);
-                return Err(e);
-            }
+        let replaces_older = |key: &StoredKey| age(key, now_s) >= 2 * OVERLAP_S;
+        if let Some(last) = next.iter().rposition(replaces_older) {
+            next.drain(..last);
         }
-        Ok(())
+        Ok((next != stored(keys)).then_some(next))
     }
 }
 
+/// Returns the keys as they are stored.
+fn stored(keys: &[SigningKey]) -> Vec<StoredKey> {
+    keys.iter().map(|key| key.stored.clone()).collect()
+}
+
 /// Returns the age of a key in seconds. It is 0 if the clock was set back.
-fn age(key: &SigningKey, now_s: u64) -> u64 {
-    now_s.saturating_sub(key.stored.created_s)
+fn age(key: &StoredKey, now_s: u64) -> u64 {
+    now_s.saturating_sub(key.created_s)
 }
 
 /// Returns the key that signs: the newest key that verifiers have had time to fetch, or the first
 /// key of the host.
 fn signing(keys: &[SigningKey], now_s: u64) -> Result<&SigningKey, IdentityError> {
-    let is_known = |key: &&SigningKey| age(key, now_s) >= OVERLAP_S;
+    let is_known = |key: &&SigningKey| age(&key.stored, now_s) >= OVERLAP_S;
     let newest_known = keys.iter().rev().find(is_known);
     newest_known.or(keys.first()).ok_or(IdentityError::Key)
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use jsonwebtoken::jwk::JwkSet;
-    use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
-    use std::os::unix::fs::PermissionsExt;
-
-    const URL: &str = "https://Jiffy.example:8443/eu";
-    const AUDIENCE: &str = "sts.example";
-    const DAY: u64 = 86_400;
-
-    fn issuer(home: &Path) -> TokenIssuer {
-        let host_key = HostKey::open(home).unwrap();
-        TokenIssuer::new(home, host_key, URL.parse().unwrap())
-    }
-
-    /// Returns a sandbox of `owner` and `template`.
-    fn workload(owner: Option<&str>, template: &str) -> Workload {
-        Workload {
-            sandbox: "sandbox1".to_owned(),
-            owner: owner.map(str::to_owned),
-            template: template.to_owned(),
-            tokens: Default::default(),
-        }
-    }
-
-    /// Verifies a token as a service does, with the published keys only.
-    fn verified(token: &str, keys: &Value) -> Result<Value, jsonwebtoken::errors::Error> {
-        let keys: JwkSet = serde_json::from_value(keys.clone()).unwrap();
-        let id = decode_header(token)?.kid.unwrap();
-        let key = keys
-            .find(&id)
-            .ok_or(jsonwebtoken::errors::ErrorKind::InvalidToken)?;
-        let mut rules = Validation::new(Algorithm::ES256);
-        rules.set_audience(&[AUDIENCE]);
-        rules.set_issuer(&[URL]);
-        rules.validate_exp = false;
-        decode::<Value>(token, &DecodingKey::from_jwk(key)?, &rules).map(|token| token.claims)
-    }
-
-    #[test]
-    fn tokens_are_verified_with_the_published_keys() {
-        let home = tempfile::tempdir().unwrap();
-        let issuer = issuer(home.path());
-        let of_key = workload(Some("key1"), "key1/tool:v2");
-        let token = issuer.token_at(&of_key, AUDIENCE, 1000).unwrap();
-        let keys = issuer.public_keys_at(1000).unwrap();
-        let claims = verified(&token, &keys).unwrap();
-        let expected = json!({
-            "iss": URL, "aud": AUDIENCE, "iat": 1000, "exp": 1300, "jti": claims["jti"],
-            "sub": "spiffe://jiffy.example/owner/key1/template/key1/tool/v2/sandbox/sandbox1",
-            "sandbox": "sandbox1", "key": "key1", "template": "key1/tool:v2",
-        });
-        assert_eq!(claims, expected);
-        let again = issuer.token_at(&of_key, AUDIENCE, 1000).unwrap();
-        assert_ne!(verified(&again, &keys).unwrap()["jti"], claims["jti"]);
-        let of_host = issuer
-            .token_at(&workload(None, "base"), AUDIENCE, 1000)
-            .unwrap();
-        let claims = verified(&of_host, &keys).unwrap();
-        let subject =
-            "spiffe://jiffy.example/owner/host/template/host/base/default/sandbox/sandbox1";
-        assert_eq!(claims["sub"], subject);
-        assert_eq!(claims.get("key"), None);
-        // Another audience, changed claims and other keys are rejected.
-        let other = issuer.token_at(&of_key, "other.example", 1000).unwrap();
-        verified(&other, &keys).unwrap_err();
-        let mut parts: Vec<&str> = token.split('.').collect();
-        parts[1] = of_host.split('.').nth(1).unwrap();
-        verified(&parts.join("."), &keys).unwrap_err();
-        let elsewhere = tempfile::tempdir().unwrap();
-        let foreign = super::tests::issuer(elsewhere.path());
-        verified(&token, &foreign.public_keys_at(1000).unwrap()).unwrap_err();
-        // A reference that could change the form of a subject is an error.
-        issuer
-            .token_at(&workload(None, "a/b/c"), AUDIENCE, 1000)
-            .unwrap_err();
-    }
-
-    #[test]
-    fn keys_are_encrypted_private_and_outlive_the_daemon() {
-        let home = tempfile::tempdir().unwrap();
-        let first = issuer(home.path());
-        assert!(!home.path().join("identity-keys").exists());
-        let keys = first.public_keys_at(1000).unwrap();
-        let file = home.path().join("identity-keys");
-        let mode = file.metadata().unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
-        let published = keys.to_string();
-        assert!(!published.contains("\"d\""), "{published}");
-        assert_eq!(issuer(home.path()).public_keys_at(1000).unwrap(), keys);
-        // Keys of another host are an error: new keys would invalidate the trust of verifiers.
-        std::fs::remove_file(home.path().join("secrets-key")).unwrap();
-        let error = issuer(home.path()).public_keys_at(1000).unwrap_err();
-        assert!(matches!(error, IdentityError::Damaged { .. }), "{error}");
-    }
-
-    #[test]
-    fn a_new_key_is_published_before_it_signs_and_the_old_one_afterwards() {
-        let home = tempfile::tempdir().unwrap();
-        let issuer = issuer(home.path());
-        let key_at = |day: u64| {
-            let token = issuer
-                .token_at(&workload(None, "base"), AUDIENCE, day * DAY)
-                .unwrap();
-            let keys = issuer.public_keys_at(day * DAY).unwrap();
-            verified(&token, &keys).unwrap();
-            let published = keys["keys"].as_array().unwrap().len();
-            (decode_header(&token).unwrap().kid.unwrap(), published)
-        };
-        let (first, _) = key_at(0);
-        assert_eq!(key_at(29), (first.clone(), 1));
-        assert_eq!(key_at(30), (first.clone(), 2));
-        let (second, published) = key_at(31);
-        assert_ne!(second, first);
-        assert_eq!(published, 2);
-        assert_eq!(key_at(32), (second.clone(), 1));
-        // A clock that was set back changes nothing.
-        assert_eq!(key_at(1), (second.clone(), 1));
-        // After a long time without use, the old key signs until verifiers can know the new one.
-        assert_eq!(key_at(400), (second, 2));
-        let restarted = super::tests::issuer(home.path());
-        let keys = restarted.public_keys_at(400 * DAY).unwrap();
-        assert_eq!(keys["keys"].as_array().unwrap().len(), 2);
-    }
-
-    #[test]
-    fn a_key_that_cannot_be_stored_does_not_sign() {
-        let home = tempfile::tempdir().unwrap();
-        let issuer = issuer(home.path());
-        let keys = issuer.public_keys_at(0).unwrap();
-        // A directory at the path of the new file makes every write fail, also for root.
-        let blocker = home.path().join("identity-keys.new");
-        std::fs::create_dir(&blocker).unwrap();
-        assert_eq!(issuer.public_keys_at(30 * DAY).unwrap(), keys);
-        std::fs::remove_dir(&blocker).unwrap();
-        assert_eq!(issuer.public_keys_at(30 * DAY).unwrap(), keys);
-        let later = issuer.public_keys_at(30 * DAY + RETRY_S).unwrap();
-        assert_eq!(later["keys"].as_array().unwrap().len(), 2);
-    }
-}
+mod tests;

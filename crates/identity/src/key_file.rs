@@ -33,10 +33,6 @@ impl KeyFile {
         }
     }
 
-    pub fn host_key(&self) -> &HostKey {
-        &self.host_key
-    }
-
     fn failed(&self, source: io::Error) -> IdentityError {
         let path = self.path.clone();
         IdentityError::File { path, source }
@@ -58,8 +54,8 @@ impl KeyFile {
     }
 
     /// Replaces the keys in the file.
-    pub fn write(&self, keys: &[SigningKey]) -> Result<(), IdentityError> {
-        let keys = keys.iter().map(|key| key.stored.clone()).collect();
+    pub fn write(&self, keys: &[StoredKey]) -> Result<(), IdentityError> {
+        let keys = keys.to_vec();
         let new = self.path.with_extension("new");
         let write = || -> io::Result<()> {
             let text = serde_json::to_vec(&Stored { keys })?;

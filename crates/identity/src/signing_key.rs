@@ -16,13 +16,21 @@ const CONTEXT: &str = "identity key";
 /// Bytes of a coordinate of a public key.
 const COORDINATE: usize = 32;
 
-/// A key as the file contains it.
+/// A key as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StoredKey {
+pub struct StoredKey {
     /// Time of the creation, in seconds since 1970.
     pub created_s: u64,
-    /// Private key (PKCS #8), encrypted with the key of the host.
+    /// Private key (PKCS #8) in base64, encrypted with the key of the host or of its fleet.
     pub sealed: String,
+}
+
+impl StoredKey {
+    /// Decrypts the private key. `None` if it was encrypted by another host, or is damaged.
+    fn open(&self, host_key: &HostKey) -> Option<Zeroizing<Vec<u8>>> {
+        let sealed = BASE64URL_NOPAD.decode(self.sealed.as_bytes()).ok()?;
+        host_key.open_sealed(CONTEXT, &sealed)
+    }
 }
 
 /// Key that signs tokens.
@@ -43,17 +51,23 @@ impl SigningKey {
         let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random);
         let pkcs8 = pkcs8.map_err(|_| IdentityError::Key)?;
         let plain = Zeroizing::new(pkcs8.as_ref().to_vec());
-        let stored = StoredKey {
-            created_s: now_s,
-            sealed: BASE64URL_NOPAD.encode(&host_key.seal(CONTEXT, &plain)?),
-        };
-        Self::of_plain(stored, &plain).ok_or(IdentityError::Key)
+        Self::seal(host_key, now_s, &plain)
+    }
+
+    /// Returns the key with its private key encrypted anew.
+    pub fn seal_again(&self, host_key: &HostKey) -> Result<Self, IdentityError> {
+        let plain = self.stored.open(host_key).ok_or(IdentityError::Key)?;
+        Self::seal(host_key, self.stored.created_s, &plain)
+    }
+
+    fn seal(host_key: &HostKey, created_s: u64, plain: &[u8]) -> Result<Self, IdentityError> {
+        let sealed = BASE64URL_NOPAD.encode(&host_key.seal(CONTEXT, plain)?);
+        Self::of_plain(StoredKey { created_s, sealed }, plain).ok_or(IdentityError::Key)
     }
 
     /// Decrypts a stored key. `None` if the key was encrypted by another host, or is damaged.
     pub fn open(host_key: &HostKey, stored: StoredKey) -> Option<Self> {
-        let sealed = BASE64URL_NOPAD.decode(stored.sealed.as_bytes()).ok()?;
-        let plain = host_key.open_sealed(CONTEXT, &sealed)?;
+        let plain = stored.open(host_key)?;
         Self::of_plain(stored, &plain)
     }
 

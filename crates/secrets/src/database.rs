@@ -56,9 +56,14 @@ fn text(metadata: &BTreeMap<String, String>) -> String {
 }
 
 impl Database {
+    /// Returns the path of the database in the data directory `home`.
+    pub fn path(home: &Path) -> PathBuf {
+        home.join("secrets.db")
+    }
+
     /// Opens or creates the database in the data directory `home`.
     pub fn open(home: &Path) -> Result<Self, SecretError> {
-        let path = home.join("secrets.db");
+        let path = Self::path(home);
         let connection = open(&path, &SCHEMA, DURABLE)?;
         Ok(Self {
             path,
@@ -191,6 +196,25 @@ impl Database {
             all.collect::<rusqlite::Result<Vec<Secret>>>()
         };
         delete().map_err(self.failed())
+    }
+
+    /// Returns all secrets.
+    pub fn all(&self) -> Result<Vec<StoredSecret>, SecretError> {
+        let connection = self.connection.lock();
+        let select = || {
+            let mut statement = connection.prepare_cached(&format!(
+                "SELECT {COLUMNS}, owner, value FROM secrets ORDER BY created_ms, id"
+            ))?;
+            let all = statement.query_map([], |row| {
+                Ok(StoredSecret {
+                    secret: secret(row)?,
+                    owner: row.get(6)?,
+                    value: row.get(7)?,
+                })
+            })?;
+            all.collect::<rusqlite::Result<Vec<_>>>()
+        };
+        select().map_err(self.failed())
     }
 
     /// Returns the encrypted value of the secret of `owner` with this name.

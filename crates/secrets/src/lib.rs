@@ -9,6 +9,7 @@ mod database;
 mod error;
 mod header_template;
 mod host_key;
+mod own_secrets;
 mod secret;
 mod secrets;
 mod shared;
@@ -16,6 +17,7 @@ mod shared;
 pub use error::SecretError;
 pub use header_template::{HeaderTemplate, TemplateError};
 pub use host_key::HostKey;
+pub use own_secrets::OwnSecrets;
 pub use secret::{
     MAX_METADATA_BYTES, MAX_METADATA_ENTRIES, MAX_METADATA_NAME, MAX_METADATA_VALUE,
     MAX_SECRET_NAME, MAX_SECRET_VALUE, MAX_SECRETS, NewSecret, Secret,

@@ -29,7 +29,7 @@ enum Storage {
 
 /// Returns the context of an encrypted value: it cannot be moved to another owner or secret, and
 /// not be replaced by an earlier value.
-fn context(owner: &str, id: &str, version: u64) -> String {
+pub(crate) fn context(owner: &str, id: &str, version: u64) -> String {
     format!("secret {owner} {id} {version}")
 }
 

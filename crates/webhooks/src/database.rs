@@ -51,9 +51,14 @@ pub(crate) struct Database {
 }
 
 impl Database {
+    /// Returns the path of the database in the data directory `home`.
+    pub fn path(home: &Path) -> PathBuf {
+        home.join("webhooks.db")
+    }
+
     /// Opens or creates the database in the data directory `home`.
     pub fn open(home: &Path) -> Result<Self, WebhookError> {
-        let path = home.join("webhooks.db");
+        let path = Self::path(home);
         let connection = open(&path, &SCHEMA, DURABLE)?;
         Ok(Self {
             path,

@@ -17,4 +17,4 @@ pub use connect::{Connect, Connecting, Connection};
 pub use error::WebhookError;
 pub use shared::{SharedWebhooks, StoredWebhook};
 pub use webhook::{MAX_WEBHOOKS, NewWebhook, Webhook, WebhookUpdate};
-pub use webhooks::{Delivery, DeliveryState, EventForm, Webhooks};
+pub use webhooks::{Delivery, DeliveryState, EventForm, OwnWebhooks, Webhooks};

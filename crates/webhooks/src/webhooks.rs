@@ -3,11 +3,13 @@
 //! A *delivery* is an event that must be sent to the URL of a webhook. It is repeated for 24 hours.
 
 mod deliveries;
+mod import;
 mod queue;
 mod sender;
 mod sync;
 
 pub use deliveries::{Delivery, DeliveryState};
+pub use import::OwnWebhooks;
 pub use queue::EventForm;
 
 use crate::WebhookError;
@@ -24,7 +26,7 @@ use parking_lot::Mutex;
 use rusqlite::{OptionalExtension, Row, TransactionBehavior, params};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::Notify;
 use zeroize::Zeroizing;
 
@@ -57,6 +59,8 @@ pub(crate) struct FleetState {
     pub host: u32,
     /// Number of the webhooks that were copied last.
     pub copied: Mutex<u64>,
+    /// True while the fleet does not have the webhooks of this host yet.
+    pub is_importing: AtomicBool,
 }
 
 /// Webhook whose events are queued.
@@ -128,6 +132,7 @@ impl Webhooks {
             webhooks,
             host,
             copied,
+            is_importing: AtomicBool::new(false),
         };
         Self::with(home, key, Some(fleet))
     }

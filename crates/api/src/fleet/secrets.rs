@@ -54,7 +54,7 @@ fn secret_of(row: &SecretRow) -> Secret {
     }
 }
 
-fn row_of(stored: StoredSecret) -> SecretRow {
+pub(super) fn row_of(stored: StoredSecret) -> SecretRow {
     let StoredSecret {
         owner,
         secret,

@@ -68,7 +68,7 @@ fn stored_of(row: &WebhookRow) -> Option<StoredWebhook> {
     })
 }
 
-fn row_of(stored: StoredWebhook) -> WebhookRow {
+pub(super) fn row_of(stored: StoredWebhook) -> WebhookRow {
     let webhook = stored.webhook;
     let events = webhook.events.iter().map(|event| event.name().to_owned());
     WebhookRow {

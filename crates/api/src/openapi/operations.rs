@@ -43,7 +43,7 @@ pub(super) fn all() -> Vec<Operation> {
         )
         .answers::<Map<String, Value>>(200, "Public keys")
         .open()
-        .fails_with(&[404]),
+        .fails_with(&[404, 503]),
     ];
     all.extend(sandboxes::sandboxes());
     all.extend(observe::observe());

@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CACHE_CONTROL;
 use axum::response::{IntoResponse, Response};
-use jiffy_identity::TokenIssuer;
+use jiffy_identity::{IdentityError, TokenIssuer};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -40,7 +40,12 @@ pub(super) async fn configuration(State(app): State<App>) -> Result<Response, Ap
 /// `GET /.well-known/jwks.json`: returns the public keys.
 pub(super) async fn public_keys(State(app): State<App>) -> Result<Response, ApiError> {
     let issuer = issuer(&app)?;
-    let failed = |e: jiffy_identity::IdentityError| ApiError::internal(e.to_string());
+    let failed = |e: IdentityError| match e {
+        IdentityError::Shared {
+            is_temporary: true, ..
+        } => ApiError::fleet_unavailable(e.to_string()),
+        e => ApiError::internal(e.to_string()),
+    };
     let keys = blocking(failed, move || issuer.public_keys()).await?;
     Ok(cacheable(keys))
 }

@@ -1,5 +1,5 @@
-//! Tables that every member holds in memory: API keys, template names, secrets and webhooks. This
-//! module has their format in the records.
+//! Tables that every member holds in memory: API keys, template names, secrets, webhooks and keys
+//! of identity tokens. This module has their format in the records.
 //!
 //! A table is stored in parts. A hash of the row's key selects its part. One more record, the
 //! *index*, lists the last commits of all parts. Only the coordinator writes the tables. A change
@@ -7,12 +7,14 @@
 //! tables are rewritten. Each commit replaces the same record, so a former writer cannot commit any
 //! longer.
 
+mod identity_row;
 mod index;
 mod part;
 mod row;
 mod secret_row;
 mod webhook_row;
 
+pub use identity_row::{IdentityKey, IdentityRow};
 pub use index::{MAX_PENDING_BYTES, TableIndex};
 pub use part::{MAX_PART_ROWS_BYTES, TablePart};
 pub use row::{
@@ -42,11 +44,19 @@ pub enum Table {
     Secrets,
     /// Webhooks of API keys.
     Webhooks,
+    /// Keys that sign identity tokens, in one row.
+    Identity,
 }
 
 impl Table {
     /// All tables.
-    pub const ALL: [Self; 4] = [Self::Keys, Self::Templates, Self::Secrets, Self::Webhooks];
+    pub const ALL: [Self; 5] = [
+        Self::Keys,
+        Self::Templates,
+        Self::Secrets,
+        Self::Webhooks,
+        Self::Identity,
+    ];
 
     /// Returns the name of the table in the keys of its records.
     #[must_use]
@@ -56,6 +66,7 @@ impl Table {
             Self::Templates => "templates",
             Self::Secrets => "secrets",
             Self::Webhooks => "webhooks",
+            Self::Identity => "identity",
         }
     }
 
@@ -67,6 +78,7 @@ impl Table {
             Self::Templates => 1,
             Self::Secrets => 2,
             Self::Webhooks => 3,
+            Self::Identity => 4,
         }
     }
 }

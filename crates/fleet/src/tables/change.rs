@@ -1,13 +1,13 @@
-//! Changes of the tables (API keys, template names, secrets, webhooks), and their validation by the
-//! writer, the only member that commits them.
+//! Changes of the tables (API keys, template names, secrets, webhooks, keys of identity tokens),
+//! and their validation by the writer, the only member that commits them.
 
 mod owned;
 
 use super::TableError;
 use super::state::{State, encoded_bytes};
 use jiffy_fleet_core::record::{
-    KeyHash, KeyLimits, KeyRow, MAX_IMPORT_ROWS, MAX_PART_ROWS_BYTES, RequestId, Row, RowContent,
-    RowKey, SecretRow, Table, TemplateRow, WebhookRow,
+    IdentityRow, KeyHash, KeyLimits, KeyRow, MAX_IMPORT_ROWS, MAX_PART_ROWS_BYTES, RequestId, Row,
+    RowContent, RowKey, SecretRow, Table, TemplateRow, WebhookRow,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -82,6 +82,9 @@ pub enum Action {
     ReplaceWebhook(WebhookRow),
     /// Removes the webhooks with these ids that exist.
     RemoveWebhooks(Vec<String>),
+    /// Creates or replaces the keys that sign identity tokens. The version must follow the current
+    /// one.
+    ReplaceIdentity(IdentityRow),
     /// Adds rows of a host that joins.
     Import(Vec<RowContent>),
 }
@@ -187,6 +190,7 @@ impl<'a> Staged<'a> {
             Action::CreateWebhook(row) => self.create_owned(request, RowContent::Webhook(row)),
             Action::ReplaceWebhook(row) => self.replace_owned(request, RowContent::Webhook(row)),
             Action::RemoveWebhooks(ids) => self.remove_owned(request, ids, RowKey::Webhook),
+            Action::ReplaceIdentity(row) => self.replace_identity(request, row),
             Action::Import(rows) => self.import(request, rows),
         }
     }
@@ -233,6 +237,26 @@ impl<'a> Staged<'a> {
             change(row);
         }
         self.put(request, content, false)
+    }
+
+    /// Stages the next version of the keys that sign identity tokens. A repeated request changes
+    /// nothing and returns the row.
+    fn replace_identity(
+        &mut self,
+        request: RequestId,
+        row: IdentityRow,
+    ) -> Result<Row, TableError> {
+        let current = self.current(&RowKey::Identity);
+        if let Some(existing) = current.filter(|existing| existing.request == request) {
+            return Ok(existing.clone());
+        }
+        let version = current
+            .and_then(Row::as_identity)
+            .map_or(0, |row| row.version);
+        if version.checked_add(1) != Some(row.version) {
+            return Err(TableError::Changed(name_of(&RowKey::Identity)));
+        }
+        self.put(request, RowContent::Identity(row), false)
     }
 
     /// Adds the rows of an import. Rows that an earlier attempt of the same request has added are
@@ -353,6 +377,7 @@ fn name_of(key: &RowKey) -> String {
         RowKey::Template(_, name, tag) => format!("template `{name}:{tag}`"),
         RowKey::Secret(id) => format!("secret `{id}`"),
         RowKey::Webhook(id) => format!("webhook `{id}`"),
+        RowKey::Identity => "the keys of identity tokens".to_owned(),
     }
 }
 

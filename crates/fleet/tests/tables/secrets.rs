@@ -1,9 +1,11 @@
-//! Secrets of API keys in the tables of a fleet.
+//! Secrets of API keys and keys of identity tokens in the tables of a fleet.
 
 use super::lab::{Lab, reached};
 use jiffy_fleet::MemoryRecords;
 use jiffy_fleet::tables::{Action, TableError};
-use jiffy_fleet_core::record::{MAX_OWNER_SECRETS, RowContent, SecretRow, Table};
+use jiffy_fleet_core::record::{
+    IdentityKey, IdentityRow, MAX_OWNER_SECRETS, RowContent, RowKey, SecretRow, Table,
+};
 use std::sync::Arc;
 
 fn secret(id: &str, owner: &str, name: &str) -> SecretRow {
@@ -103,4 +105,43 @@ async fn names_are_unique_per_owner_and_the_number_of_secrets_is_bounded() {
     one.change(Action::CreateSecret(secret("s5", "b", "more")))
         .await
         .unwrap();
+}
+
+/// Returns the keys of identity tokens with this version.
+fn identity(version: u64, sealed: &str) -> Action {
+    Action::ReplaceIdentity(IdentityRow {
+        version,
+        keys: vec![IdentityKey {
+            created_s: 5,
+            sealed: sealed.to_owned(),
+        }],
+        unknown: Default::default(),
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn identity_keys_are_replaced_by_one_member_and_read_by_all() {
+    let lab = Lab::new(Arc::new(MemoryRecords::default())).await;
+    let (one, two) = (lab.member(1), lab.member(2));
+    // Two members create the first keys at the same time.
+    let (first, second) = tokio::join!(one.change(identity(1, "a")), two.change(identity(1, "b")));
+    let results = [first, second];
+    let number = results.iter().flatten().map(|changed| changed.number).max();
+    let failed: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+    assert!(matches!(failed[..], [TableError::Changed(_)]), "{failed:?}");
+    for tables in [&one, &two] {
+        reached(tables, number.unwrap()).await;
+    }
+    assert_eq!(one.row(&RowKey::Identity), two.row(&RowKey::Identity));
+    // An answer that is lost does not cause a second change.
+    lab.lose_answers(1);
+    let replaced = two.change(identity(2, "c")).await.unwrap();
+    let stale = one.change(identity(2, "d")).await;
+    assert!(matches!(stale, Err(TableError::Changed(_))), "{stale:?}");
+    // A member that starts after the keys were moved to their part reads them.
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    let three = lab.member(3);
+    reached(&three, replaced.number).await;
+    let row = three.row(&RowKey::Identity).unwrap();
+    assert_eq!(row.as_identity().unwrap().keys[0].sealed, "c");
 }

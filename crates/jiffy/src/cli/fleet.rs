@@ -155,7 +155,7 @@ pub struct FleetJoinArgs {
     pub url: String,
     /// Token of `jiffy fleet token`
     pub token: Token,
-    /// Add the API keys and templates of this host to the fleet
+    /// Add the API keys, templates, secrets and webhooks of this host to the fleet
     #[arg(long)]
     pub import: bool,
     /// Addresses

@@ -41,7 +41,7 @@ pub fn run(args: &FleetInitArgs) -> anyhow::Result<()> {
         // Limited only on request: hosts without hardware virtualization cannot limit the features
         // of guests.
         guest_level: args.cpu_level.map(|level| level.to_string()),
-        import: !content.keys.is_empty() || !content.templates.is_empty(),
+        import: content.is_importable(),
     };
     anyhow::ensure!(
         options.cpu_level <= facts.cpu_level,

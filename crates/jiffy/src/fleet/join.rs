@@ -5,6 +5,7 @@
 use super::local::{OwnContent, member_address};
 use crate::cli::{FleetJoinArgs, StoreTargetArgs};
 use crate::template::shared;
+use jiffy_client::terminal::line;
 use jiffy_fleet::join::{JoinOptions, join_fleet};
 use jiffy_fleet::level_name;
 use jiffy_fleet::settings::{DEFAULT_PORT, Role, Settings};
@@ -25,13 +26,14 @@ pub fn run(args: &FleetJoinArgs) -> anyhow::Result<()> {
         );
     }
     let content = OwnContent::read(&home)?;
-    let has_content = !content.keys.is_empty() || !content.templates.is_empty();
-    if has_content && !args.import {
+    if content.is_importable() && !args.import {
         anyhow::bail!(
-            "this host has {} API keys and {} templates of its own: add them to the fleet with \
-             --import, or remove them (`jiffy key revoke`, `jiffy template rm`){}",
+            "this host has {} API keys, {} templates, {} secrets and {} webhooks of its own: add them \
+             to the fleet with --import, or remove them: {}",
             content.keys.len(),
             content.templates.len(),
+            content.secrets.len(),
+            content.webhooks.len(),
             examples(&content)
         );
     }
@@ -44,7 +46,7 @@ pub fn run(args: &FleetJoinArgs) -> anyhow::Result<()> {
         listen: address.listen,
         address: address.address,
         role: Role::Host,
-        import: has_content,
+        import: content.is_importable(),
     };
     let level = level_name(facts.cpu_level);
     let mut joined = crate::runtime()?.block_on(join_fleet(home.path(), &options, facts))?;
@@ -99,10 +101,8 @@ pub fn run(args: &FleetJoinArgs) -> anyhow::Result<()> {
 }
 
 fn examples(content: &OwnContent) -> String {
-    let mut names: Vec<&String> = content.keys.iter().chain(&content.templates).collect();
-    names.truncate(5);
-    let names: Vec<&str> = names.into_iter().map(String::as_str).collect();
-    format!(": {}", names.join(", "))
+    let names: Vec<&str> = content.names().take(5).collect();
+    line(&names.join(", ")).to_string()
 }
 
 /// Returns the address (`HOST:PORT`) in the URL of a member.

@@ -8,6 +8,8 @@ use anyhow::Context;
 use jiffy_api::Keys;
 use jiffy_fleet_core::record::{HostLabel, MAX_LABELS};
 use jiffy_image::{Home, Reference, Templates};
+use jiffy_secrets::OwnSecrets;
+use jiffy_webhooks::OwnWebhooks;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
@@ -98,19 +100,23 @@ pub(super) fn host_name() -> String {
     }
 }
 
-/// API keys and templates of this host.
+/// API keys, templates, secrets and webhooks of this host.
 #[derive(Debug, Default)]
 pub struct OwnContent {
     /// Names of keys that are not revoked.
     pub keys: Vec<String>,
     /// Templates that are no stock templates.
     pub templates: Vec<String>,
+    /// Names of secrets.
+    pub secrets: Vec<String>,
+    /// Names of webhooks.
+    pub webhooks: Vec<String>,
     /// Stock templates.
     pub stock: Vec<String>,
 }
 
 impl OwnContent {
-    /// Reads the keys and templates of the data directory.
+    /// Reads the content of the data directory.
     pub fn read(home: &Home) -> anyhow::Result<Self> {
         let mut content = Self::default();
         if home.path().join("keys.db").exists() {
@@ -127,8 +133,21 @@ impl OwnContent {
             };
             list.push(name);
         }
+        content.secrets = OwnSecrets::names(home.path())?;
+        content.webhooks = OwnWebhooks::names(home.path())?;
         content.stock.sort();
         content.stock.dedup();
         Ok(content)
+    }
+
+    /// Returns whether the host has content that a fleet imports.
+    pub fn is_importable(&self) -> bool {
+        self.names().next().is_some()
+    }
+
+    /// Returns the names of the content that a fleet imports.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let lists = [&self.keys, &self.templates, &self.secrets, &self.webhooks];
+        lists.into_iter().flatten().map(String::as_str)
     }
 }

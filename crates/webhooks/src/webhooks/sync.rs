@@ -99,6 +99,9 @@ impl Webhooks {
     /// Returns whether the webhooks of the fleet are newer than the copy in the database.
     pub(super) fn has_outdated_copy(&self) -> bool {
         self.0.fleet.as_ref().is_some_and(|fleet| {
+            if fleet.is_importing.load(Ordering::SeqCst) {
+                return false;
+            }
             let number = *fleet.webhooks.number().borrow();
             number != *fleet.copied.lock()
         })
@@ -117,8 +120,9 @@ impl Webhooks {
         let mut copied = fleet.copied.lock();
         // Read the number first: a later change causes another copy.
         let number = *fleet.webhooks.number().borrow();
-        // Before this host knows the webhooks, the copy of the former daemon remains.
-        if number == 0 {
+        // Before this host knows the webhooks, the copy of the former daemon remains. During an
+        // import, the webhooks of this host remain.
+        if number == 0 || fleet.is_importing.load(Ordering::SeqCst) {
             return Ok(());
         }
         let all = fleet.webhooks.all()?;

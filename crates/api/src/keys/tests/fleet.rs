@@ -2,12 +2,15 @@
 //! are the API keys and template names that each host holds in memory.
 
 use super::{Keys, import_keys};
+use crate::fleet::{ImportedObjects, import_owned};
 use async_trait::async_trait;
 use jiffy_fleet::records::Fault;
 use jiffy_fleet::tables::{CHANGE_TIMEOUT, Clock, PeerError, Peers, Tables, TablesConfig};
 use jiffy_fleet::{MemoryRecords, SealedRecords};
 use jiffy_fleet_core::{FleetId, MemberId, Term};
+use jiffy_secrets::HostKey;
 use jiffy_store::{BackendSettings, Keyring, SharedStore, StoreUrl};
+use jiffy_webhooks::Webhooks;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::path::Path;
@@ -159,6 +162,12 @@ impl Fleet {
     /// Imports the keys of a host.
     pub fn import(&self, home: &Path) -> usize {
         let imported = import_keys(home, &self.tables[0]);
+        self.runtime.block_on(imported).unwrap()
+    }
+
+    /// Imports the secrets and webhooks of a host.
+    pub fn import_owned(&self, home: &Path, key: &HostKey, webhooks: &Webhooks) -> ImportedObjects {
+        let imported = import_owned(home, key, webhooks, &self.tables[0]);
         self.runtime.block_on(imported).unwrap()
     }
 

@@ -1,5 +1,5 @@
 //! [`TableIndex`]: the record by which changes of the tables (API keys, template names, secrets,
-//! webhooks) are committed.
+//! webhooks, keys of identity tokens) are committed.
 //!
 //! A commit adds changed rows to `pending`, in one conditional replace. Later the writer *folds*
 //! pending rows: it rewrites the parts of the tables to which they belong, and removes them here. A
@@ -36,6 +36,9 @@ pub struct TableIndex {
     /// Number of the last commit that each part of [`Table::Webhooks`] contains.
     #[serde(default = "unwritten")]
     pub webhooks: Vec<u64>,
+    /// Number of the last commit that each part of [`Table::Identity`] contains.
+    #[serde(default = "unwritten")]
+    pub identity: Vec<u64>,
     /// Changed rows that their parts do not contain yet, at most one per key.
     pub pending: Vec<Row>,
     /// Fields of newer formats.
@@ -62,6 +65,7 @@ impl TableIndex {
             templates: unwritten(),
             secrets: unwritten(),
             webhooks: unwritten(),
+            identity: unwritten(),
             pending: Vec::new(),
             unknown: UnknownFields::new(),
         }
@@ -75,6 +79,7 @@ impl TableIndex {
             Table::Templates => &self.templates,
             Table::Secrets => &self.secrets,
             Table::Webhooks => &self.webhooks,
+            Table::Identity => &self.identity,
         }
     }
 
@@ -87,6 +92,7 @@ impl TableIndex {
             Table::Templates => &mut self.templates,
             Table::Secrets => &mut self.secrets,
             Table::Webhooks => &mut self.webhooks,
+            Table::Identity => &mut self.identity,
         };
         if let Some(folded) = numbers.get_mut(usize::from(part)) {
             *folded = number;

@@ -1,13 +1,13 @@
-//! [`Row`]: one API key, template name, secret or webhook in the tables of the fleet, which all
-//! members have in memory. The records that store rows come from other hosts, so each field is
-//! checked when it is read.
+//! [`Row`]: one API key, template name, secret, webhook or list of identity keys in the tables of
+//! the fleet, which all members have in memory. The records that store rows come from other hosts,
+//! so each field is checked when it is read.
 //!
 //! A *member* is the daemon of one host of the fleet. A *commit* is one write that changes rows.
 //! The *index* is the record that lists the rows of the last commits, before they are moved to the
 //! other records of their table.
 
 use super::super::{UnknownFields, check_text, rule};
-use super::{SecretRow, TABLE_PARTS, Table, WebhookRow};
+use super::{IdentityRow, SecretRow, TABLE_PARTS, Table, WebhookRow};
 use crate::ids::MemberId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -286,6 +286,8 @@ pub enum RowContent {
     Secret(SecretRow),
     /// Row of [`Table::Webhooks`].
     Webhook(WebhookRow),
+    /// Row of [`Table::Identity`].
+    Identity(IdentityRow),
 }
 
 /// Row of a table.
@@ -315,6 +317,8 @@ pub enum RowKey {
     Secret(String),
     /// Id of a webhook.
     Webhook(String),
+    /// The only row of [`Table::Identity`].
+    Identity,
 }
 
 impl RowKey {
@@ -326,6 +330,7 @@ impl RowKey {
             Self::Template(..) => Table::Templates,
             Self::Secret(_) => Table::Secrets,
             Self::Webhook(_) => Table::Webhooks,
+            Self::Identity => Table::Identity,
         }
     }
 
@@ -334,6 +339,7 @@ impl RowKey {
     pub fn part(&self) -> u8 {
         match self {
             Self::Key(id) | Self::Secret(id) | Self::Webhook(id) => part_of(&[id]),
+            Self::Identity => 0,
             Self::Template(owner, name, tag) => {
                 part_of(&[owner.as_deref().unwrap_or_default(), name, tag])
             }
@@ -369,6 +375,7 @@ impl Row {
             ),
             RowContent::Secret(secret) => RowKey::Secret(secret.id.clone()),
             RowContent::Webhook(webhook) => RowKey::Webhook(webhook.id.clone()),
+            RowContent::Identity(_) => RowKey::Identity,
         }
     }
 
@@ -408,6 +415,15 @@ impl Row {
         }
     }
 
+    /// Returns the keys of identity tokens. `None` for rows of another table.
+    #[must_use]
+    pub fn as_identity(&self) -> Option<&IdentityRow> {
+        match &self.content {
+            RowContent::Identity(identity) => Some(identity),
+            _ => None,
+        }
+    }
+
     /// Checks the content. Returns the violated rule.
     ///
     /// # Errors
@@ -418,6 +434,7 @@ impl Row {
             RowContent::Template(template) => template.check(),
             RowContent::Secret(secret) => secret.check(),
             RowContent::Webhook(webhook) => webhook.check(),
+            RowContent::Identity(identity) => identity.check(),
         }
     }
 }

@@ -194,10 +194,10 @@ fn an_index_of_a_version_with_fewer_tables_is_read() {
     let text = String::from_utf8(index.encode().unwrap()).unwrap();
     let zeros = vec!["0"; TABLE_PARTS].join(",");
     let mut former = text.clone();
-    for table in ["secrets", "webhooks"] {
+    for table in ["secrets", "webhooks", "identity"] {
         former = former.replace(&format!("\"{table}\":[{zeros}],"), "");
     }
-    assert!(!former.contains("webhooks") && !former.contains("secrets"));
+    assert!(!former.contains("webhooks") && !former.contains("identity"));
     let read = TableIndex::decode(former.as_bytes(), &fleet()).unwrap();
     assert_eq!(read, index);
     index.commit(&[secret("sec_a", 2)]);
@@ -205,4 +205,41 @@ fn an_index_of_a_version_with_fewer_tables_is_read() {
     let again = TableIndex::decode(&index.encode().unwrap(), &fleet()).unwrap();
     assert_eq!(again, index);
     assert!(again.pending.is_empty());
+}
+
+#[test]
+fn identity_keys_are_one_row_and_invalid_ones_are_rejected() {
+    let row = Row {
+        revision: 3,
+        request: RequestId([7; 16]),
+        removed: false,
+        content: RowContent::Identity(IdentityRow {
+            version: 1,
+            keys: vec![IdentityKey {
+                created_s: 5,
+                sealed: "c2VhbGVk".to_owned(),
+            }],
+            unknown: Default::default(),
+        }),
+    };
+    assert_eq!(row.key(), RowKey::Identity);
+    let part = row.key().part();
+    let with =
+        |row: &Row| TablePart::new(fleet(), Table::Identity, part, 3, vec![row.clone()]).encode();
+    let bytes = with(&row).unwrap();
+    let read = TablePart::decode(&bytes, &fleet(), Table::Identity, part).unwrap();
+    assert_eq!(read.rows, std::slice::from_ref(&row));
+    let changes: [fn(&mut IdentityRow); 4] = [
+        |row| row.version = 0,
+        |row| row.keys.clear(),
+        |row| row.keys = vec![row.keys[0].clone(); 17],
+        |row| row.keys[0].sealed = "a".repeat(1025),
+    ];
+    for (i, change) in changes.iter().enumerate() {
+        let mut row = row.clone();
+        if let RowContent::Identity(identity) = &mut row.content {
+            change(identity);
+        }
+        assert!(with(&row).is_err(), "{i}");
+    }
 }

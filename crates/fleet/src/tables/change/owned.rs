@@ -14,7 +14,7 @@ fn owner_and_version(content: &RowContent) -> Option<(Option<&str>, u64)> {
     match content {
         RowContent::Secret(secret) => Some((secret.owner.as_deref(), secret.version)),
         RowContent::Webhook(webhook) => Some((webhook.owner.as_deref(), webhook.version)),
-        RowContent::Key(_) | RowContent::Template(_) => None,
+        RowContent::Key(_) | RowContent::Template(_) | RowContent::Identity(_) => None,
     }
 }
 
