@@ -12,6 +12,12 @@ pub const MAX_BUILD_SECRETS: usize = 64;
 
 /// Maximum number of keys for signatures of images of one build.
 pub const MAX_VERIFY_KEYS: usize = 16;
+/// Maximum number of signers of images of one build.
+pub const MAX_VERIFY_IDENTITIES: usize = 16;
+/// Maximum length of the subject or issuer of a signer in bytes.
+pub const MAX_IDENTITY_BYTES: usize = 1024;
+/// Maximum length of a trusted root in bytes.
+pub const MAX_TRUST_ROOT_BYTES: usize = 128 << 10;
 /// Maximum number of SSH agents of one build.
 pub const MAX_BUILD_SSH_AGENTS: usize = 16;
 /// Maximum length of the name of an SSH agent in bytes.
@@ -50,15 +56,37 @@ pub struct BuildStart<Spec = Map<String, Value>> {
     /// stored nor logged. Only together with `spec`.
     #[schemars(length(max = MAX_BUILD_SECRETS))]
     pub secrets: Option<Vec<BuildSecret>>,
-    /// Public keys in PEM (ECDSA with P-256). If not empty, one of them must have signed each image
-    /// of a registry, in the format of cosign. Not together with `spec`, which has a field of its
-    /// own.
+    /// Public keys in PEM (ECDSA with P-256). If not empty, one of them or of `verifyIdentities`
+    /// must have signed each image of a registry, in a format of cosign. Not together with `spec`,
+    /// which has a field of its own.
     #[schemars(length(max = MAX_VERIFY_KEYS))]
     pub verify_keys: Option<Vec<String>>,
+    /// Identities of which one, or one of `verifyKeys`, must have signed each image of a registry
+    /// (keyless signatures of cosign). Requires `verifyTrustRoot`. Not together with `spec`, which
+    /// has a field of its own.
+    #[schemars(length(max = MAX_VERIFY_IDENTITIES))]
+    pub verify_identities: Option<Vec<SignerIdentity>>,
+    /// Content of a `trusted_root.json` of Sigstore: authorities and logs that are trusted for
+    /// signatures of images. If set, signatures by keys of `verifyKeys` must be in a log, too. Not
+    /// together with `spec`, which has a field of its own.
+    #[schemars(length(max = MAX_TRUST_ROOT_BYTES))]
+    pub verify_trust_root: Option<String>,
     /// Names of the SSH agents that the client offers to `RUN --mount=type=ssh`. The client opens
     /// streams for their connections. Only together with `spec`.
     #[schemars(length(max = MAX_BUILD_SSH_AGENTS), inner(regex(pattern = SSH_ID)))]
     pub ssh: Option<Vec<String>>,
+}
+
+/// Signer of images, as its certificate names it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SignerIdentity {
+    /// Subject of the certificate: an e-mail address, or the URI of a workload. `*` at the end
+    /// stands for any rest.
+    #[schemars(length(min = 1, max = MAX_IDENTITY_BYTES))]
+    pub subject: String,
+    /// URL of the OpenID Connect issuer of the identity.
+    #[schemars(length(min = 1, max = MAX_IDENTITY_BYTES))]
+    pub issuer: String,
 }
 
 /// Secret of a build.

@@ -37,7 +37,8 @@ mod webhook;
 pub use build::{
     BuildLogs, BuildProgress, BuildSecret, BuildStart, BuildState, BuildStatus, BuildStep,
     FailureReason, ImageRegistry, MAX_BUILD_SECRETS, MAX_BUILD_SSH_AGENTS, MAX_BUILD_STEPS,
-    MAX_SSH_ID_BYTES, MAX_VERIFY_KEYS,
+    MAX_IDENTITY_BYTES, MAX_SSH_ID_BYTES, MAX_TRUST_ROOT_BYTES, MAX_VERIFY_IDENTITIES,
+    MAX_VERIFY_KEYS, SignerIdentity,
 };
 pub use comparison::{
     ComparedContent, ComparedFile, ComparedState, ComparedType, Comparison, ComparisonSummary,

@@ -60,6 +60,8 @@ pub fn parse(text: &str, options: &DockerfileOptions) -> Result<ParsedDockerfile
             idle_timeout_s: None,
             network: TemplateNetwork::default(),
             verify_keys: Vec::new(),
+            verify_identities: Vec::new(),
+            verify_trust_root: None,
         },
         warnings,
     })

@@ -1,6 +1,6 @@
 //! Description of a build: stages of steps, in the form in which clients send them to the builder.
 
-use jiffy_engine_api::{Startup, TemplateNetwork};
+use jiffy_engine_api::{SignerIdentity, Startup, TemplateNetwork};
 use serde::{Deserialize, Serialize};
 
 /// A build. The last stage becomes the template. Other stages are built only if the last stage
@@ -25,9 +25,16 @@ pub struct BuildSpec {
     /// Network rules of the template's sandboxes. If empty, the rules of the base apply.
     #[serde(default, skip_serializing_if = "TemplateNetwork::is_empty")]
     pub network: TemplateNetwork,
-    /// Public keys in PEM. If not empty, one of them must have signed each image of a registry.
+    /// Public keys in PEM. If keys or identities are given, one of them must have signed each image
+    /// of a registry.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub verify_keys: Vec<String>,
+    /// Identities whose certificates sign images.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub verify_identities: Vec<SignerIdentity>,
+    /// Content of a `trusted_root.json` of Sigstore, which identities require.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify_trust_root: Option<String>,
 }
 
 /// A base, and the steps that are applied to it.

@@ -47,8 +47,9 @@ pub use guest_stream::GuestStream;
 pub use guest_usage::{GuestCounters, GuestUsage};
 pub use identity::{IdentityError, is_id, new_id, new_token, random_bytes};
 pub use jiffy_api_types::{
-    BootMode, Capabilities, DamagedChunk, EngineDescription, SandboxSize, SizeError,
-    SnapshotContent, TemplateNetwork, VerifiedSnapshot,
+    BootMode, Capabilities, DamagedChunk, EngineDescription, MAX_IDENTITY_BYTES,
+    MAX_TRUST_ROOT_BYTES, MAX_VERIFY_IDENTITIES, MAX_VERIFY_KEYS, SandboxSize, SignerIdentity,
+    SizeError, SnapshotContent, TemplateNetwork, VerifiedSnapshot,
 };
 pub use lineage_limits::LineageLimits;
 pub use network::{

@@ -23,7 +23,7 @@ mod signature;
 pub use disk_budget::DiskBudget;
 pub use error::{ImportError, RegistryError};
 pub use jiffy_registry_pull::PullSettings;
-pub use signature::VerifyKey;
+pub use signature::{SignaturePolicy, VerifyKey};
 
 use crate::home::Home;
 use crate::layer::{LayerStore, UnpackLimits};
@@ -69,8 +69,8 @@ pub struct Import {
     /// Limits of each layer.
     pub limits: UnpackLimits,
     pub disk: DiskBudget,
-    /// If not empty, one of these keys must have signed an image of a registry.
-    pub verify_keys: Vec<VerifyKey>,
+    /// Signatures that an image of a registry must have.
+    pub signatures: SignaturePolicy,
 }
 
 /// Origin of the files.

@@ -44,7 +44,7 @@ pub use file::FileError;
 pub use home::{Home, HomeError};
 pub use import::{
     DiskBudget, Import, ImportError, ImportSource, ImportStart, PullSettings, RegistryAccess,
-    RegistryError, VerifyKey,
+    RegistryError, SignaturePolicy, VerifyKey,
 };
 pub use initrd::{Initrd, InitrdError};
 pub use kernel::{Kernel, KernelError};

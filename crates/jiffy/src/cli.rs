@@ -83,7 +83,9 @@ pub use store::{
     StoreCheckArgs, StoreCommand, StoreGcArgs, StoreLocationArgs, StoreRotateArgs, StoreVerifyArgs,
 };
 pub use store_args::{StoreArgs, StoreTargetArgs};
-pub use template::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs, TemplateSource};
+pub use template::{
+    SignatureArgs, TemplateBuildArgs, TemplateCommand, TemplateImportArgs, TemplateSource,
+};
 pub use top::{SortColumn, TopArgs};
 pub use usage::UsageArgs;
 pub use volume::{VolumeCommand, VolumeCreateArgs};

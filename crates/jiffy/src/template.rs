@@ -9,6 +9,7 @@ mod import;
 mod prune;
 pub mod shared;
 mod show;
+mod signatures;
 mod ssh_agent;
 
 use crate::cli::{TemplateBuildArgs, TemplateCommand, TemplateImportArgs};

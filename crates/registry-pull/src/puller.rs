@@ -150,6 +150,17 @@ impl Puller {
         self.document(&request, max_bytes)
     }
 
+    /// Returns the document at `target`, a path and query on the server [`PullTarget::registry`].
+    /// The document has at most `max_bytes` bytes, and is not verified.
+    pub fn document_at(&mut self, target: &str, max_bytes: u64) -> Result<Vec<u8>, PullError> {
+        let request = PullRequest::File {
+            target: target.to_owned(),
+            offset: 0,
+            most: max_bytes,
+        };
+        self.document(&request, max_bytes)
+    }
+
     /// Requests a document of a registry, and returns it.
     fn document(&mut self, request: &PullRequest, max_bytes: u64) -> Result<Vec<u8>, PullError> {
         let mut bytes = Vec::new();

@@ -72,10 +72,18 @@ pub(crate) fn ssh_clients(start: &mut BuildStart<BuildSpec>) -> Result<SshClient
 /// specification, which is used unchanged.
 pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> {
     if let Some(spec) = start.spec {
-        if start.verify_keys.is_some_and(|keys| !keys.is_empty()) {
-            return Err(ApiError::invalid(
-                "`verifyKeys` and `spec` exclude each other: use `verifyKeys` of `spec`",
-            ));
+        let has_keys = start.verify_keys.is_some_and(|keys| !keys.is_empty());
+        let has_identities = start.verify_identities.is_some_and(|all| !all.is_empty());
+        for (name, is_set) in [
+            ("verifyKeys", has_keys),
+            ("verifyIdentities", has_identities),
+            ("verifyTrustRoot", start.verify_trust_root.is_some()),
+        ] {
+            if is_set {
+                return Err(ApiError::invalid(format!(
+                    "`{name}` and `spec` exclude each other: use `{name}` of `spec`"
+                )));
+            }
         }
         check_template(&spec.network)?;
         return Ok(spec);
@@ -136,6 +144,8 @@ pub(crate) fn spec(start: BuildStart<BuildSpec>) -> Result<BuildSpec, ApiError> 
         idle_timeout_s: None,
         network: TemplateNetwork::default(),
         verify_keys: start.verify_keys.unwrap_or_default(),
+        verify_identities: start.verify_identities.unwrap_or_default(),
+        verify_trust_root: start.verify_trust_root,
     })
 }
 
@@ -427,6 +437,10 @@ mod tests {
             (
                 json!({ "spec": { "stages": [] }, "verifyKeys": ["x"] }),
                 "use `verifyKeys` of `spec`",
+            ),
+            (
+                json!({ "spec": { "stages": [] }, "verifyTrustRoot": "{}" }),
+                "use `verifyTrustRoot` of `spec`",
             ),
             (
                 json!({ "fromImage": "a", "fromImageRegistry": { "type": "aws" } }),

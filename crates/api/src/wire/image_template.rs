@@ -168,6 +168,8 @@ pub(crate) fn spec(new: NewImageTemplate) -> Result<BuildSpec, ApiError> {
         idle_timeout_s: None,
         network,
         verify_keys: Vec::new(),
+        verify_identities: Vec::new(),
+        verify_trust_root: None,
     })
 }
 

@@ -26,6 +26,9 @@ pub(super) struct Descriptor {
     #[serde(default)]
     pub size: u64,
     pub platform: Option<Platform>,
+    pub media_type: Option<String>,
+    /// Type of the referenced manifest, if it is not an image.
+    pub artifact_type: Option<String>,
     #[serde(default, deserialize_with = "bounded::map")]
     pub annotations: BTreeMap<String, String>,
 }

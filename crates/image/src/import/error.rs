@@ -54,15 +54,18 @@ pub enum ImportError {
     NotExported,
     #[error("{what} does not match its digest (its content has sha256 {found}): run again")]
     Digest { what: String, found: String },
-    #[error(
-        "image {image} has no signature: sign it with `cosign sign --key`, or use another image"
-    )]
+    #[error("image {image} has no signature: sign it with `cosign sign`, or use another image")]
     Unsigned { image: String },
     #[error(
-        "image {image} has no valid signature: none of its {count} signatures was made with the given \
-         key for this image"
+        "image {image} has no valid signature: none of its {count} signatures was made by a required \
+         key or signer for this image; the last one was rejected because {reason}"
     )]
-    Signature { image: String, count: usize },
+    Signature {
+        image: String,
+        count: usize,
+        /// Why the last signature was rejected, as a sentence about it.
+        reason: String,
+    },
     #[error("cannot unpack {what}")]
     Layer { what: String, source: LayerError },
     #[error(transparent)]

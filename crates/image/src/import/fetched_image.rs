@@ -69,10 +69,10 @@ impl FetchedImage {
     ) -> Result<FetchOutcome, ImportError> {
         let mut registry = RegistryImage::new(reference, access, pull)?;
         let (found, descriptors) = registry.image()?;
-        if !import.verify_keys.is_empty() {
+        if !import.signatures.is_empty() {
             // A second client, because a mirror may lack the signatures of its images.
             let mut signatures = RegistryImage::new(reference, access, pull)?;
-            signature::verify(&mut signatures, registry.digests(), &import.verify_keys)?;
+            signature::verify(&mut signatures, registry.digests(), &import.signatures)?;
         }
         if let Some(template) = super::up_to_date(templates, import, &found)? {
             return Ok(FetchOutcome::UpToDate(Box::new(template)));

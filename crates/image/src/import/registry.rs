@@ -204,6 +204,40 @@ impl RegistryImage {
         }
     }
 
+    /// Returns the manifest with this digest.
+    pub(super) fn manifest_of_digest(&mut self, digest: &str) -> Result<Vec<u8>, ImportError> {
+        Ok(self.manifest(Some(digest.to_owned()))?.0)
+    }
+
+    /// Returns the manifests that refer to the manifest with this SHA-256, such as signatures (OCI
+    /// distribution specification 1.1). Registries without this call have the list as the manifest
+    /// of a tag. Neither list is verified.
+    pub(super) fn referrers(&mut self, sha256: &str) -> Result<Vec<Descriptor>, ImportError> {
+        let repository = self.reference.repository();
+        let call = format!("/v2/{repository}/referrers/sha256:{sha256}");
+        loop {
+            let mut list = self.puller.document_at(&call, MAX_DOCUMENT_BYTES);
+            if let Err(PullError::Fault(PullFault::NotFound | PullFault::Status(..))) = &list {
+                let tag = format!("sha256-{sha256}");
+                list = self.puller.manifest(&tag, MAX_DOCUMENT_BYTES);
+            }
+            let error = match list {
+                Ok(list) => {
+                    let list: Document = parse("list of signatures", &list)?;
+                    if !list.manifests.is_empty() || self.others.len() == 0 {
+                        return Ok(list.manifests);
+                    }
+                    PullFault::NotFound.into()
+                }
+                Err(PullError::Fault(PullFault::NotFound)) if self.others.len() == 0 => {
+                    return Ok(Vec::new());
+                }
+                Err(e) => e,
+            };
+            self.fall_back("its signatures", error)?;
+        }
+    }
+
     /// Returns a manifest and its SHA-256. The SHA-256 equals `digest` if given.
     fn manifest(&mut self, digest: Option<String>) -> Result<(Vec<u8>, String), ImportError> {
         let expected = digest.as_deref().map(sha256).transpose()?;

@@ -115,7 +115,7 @@ fn import_of(name: &str, source: ImportSource) -> Import {
         ready: None,
         limits: UnpackLimits::default(),
         disk: DiskBudget::default(),
-        verify_keys: Vec::new(),
+        signatures: SignaturePolicy::default(),
     }
 }
 

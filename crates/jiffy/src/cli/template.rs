@@ -184,10 +184,9 @@ pub struct TemplateBuildArgs {
     /// Do not use the build cache
     #[arg(long, conflicts_with = "source")]
     pub no_cache: bool,
-    /// Public key in PEM, for example cosign.pub. Each image must have a signature by one of these
-    /// keys. Can be repeated
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["from_tar", "from_dir"])]
-    pub verify_key: Vec<PathBuf>,
+    /// Signatures that images must have.
+    #[command(flatten)]
+    pub signatures: SignatureArgs,
     /// Additional tag
     #[arg(long, value_name = "TAG", conflicts_with = "source")]
     pub tag: Vec<String>,
@@ -258,13 +257,45 @@ impl TemplateBuildArgs {
         let dockerfile = !self.build_arg.is_empty()
             || !self.secret.is_empty()
             || !self.ssh.is_empty()
-            || !self.verify_key.is_empty()
+            || self.signatures.are_required()
             || self.target.is_some()
             || self.no_cache;
         let start = self.start.is_some() || self.start_image_command;
         let has_name = self.name.is_some() || !self.tag.is_empty();
         let size = size || self.idle_timeout.is_some();
         size || ready || dockerfile || start || has_name || self.public
+    }
+}
+
+/// Signatures that images must have: of any of the keys and identities.
+#[derive(Debug, Args)]
+pub struct SignatureArgs {
+    /// Public key in PEM, for example cosign.pub. Each image must have a signature by one of these
+    /// keys. Can be repeated
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from_tar", "from_dir"])]
+    pub verify_key: Vec<PathBuf>,
+    /// Signer of each image, as its certificate names it: an e-mail address or a URI. `*` at the
+    /// end stands for any rest. Can be repeated: one of the signers must have signed
+    #[arg(
+        long,
+        value_name = "SUBJECT",
+        requires_all = ["verify_issuer", "trust_root"],
+        conflicts_with_all = ["from_tar", "from_dir"],
+    )]
+    pub verify_identity: Vec<String>,
+    /// OpenID Connect issuer of the signers, such as https://token.actions.githubusercontent.com
+    #[arg(long, value_name = "URL", requires = "verify_identity")]
+    pub verify_issuer: Option<String>,
+    /// Authorities and logs that are trusted for signatures: a trusted_root.json of Sigstore.
+    /// Signatures by --verify-key must then be in a log, too
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from_tar", "from_dir"])]
+    pub trust_root: Option<PathBuf>,
+}
+
+impl SignatureArgs {
+    /// Returns whether images must have signatures.
+    pub fn are_required(&self) -> bool {
+        !self.verify_key.is_empty() || !self.verify_identity.is_empty() || self.trust_root.is_some()
     }
 }
 

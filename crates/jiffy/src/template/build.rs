@@ -5,6 +5,7 @@
 //! packages, files and settings of a template.
 
 use super::show::mib;
+use super::signatures::RequiredSignatures;
 use super::ssh_agent::{self, SshAgent};
 use crate::cli::TemplateBuildArgs;
 use anyhow::{Context, bail};
@@ -79,7 +80,10 @@ async fn build(args: &TemplateBuildArgs, file: &Path) -> anyhow::Result<()> {
     prepared.spec.start_image_command = args.start_image_command;
     prepared.spec.force = args.no_cache;
     prepared.spec.idle_timeout_s = args.idle_timeout;
-    prepared.spec.verify_keys = verify_keys(args)?;
+    let signatures = RequiredSignatures::read(&args.signatures)?;
+    prepared.spec.verify_keys = signatures.keys;
+    prepared.spec.verify_identities = signatures.identities;
+    prepared.spec.verify_trust_root = signatures.trust_root;
     let client = jiffy_daemon::open_client(&args.host.server()).await?;
     let body = json!({
         "name": name,
@@ -287,14 +291,6 @@ async fn send_files(
         request.await??;
     }
     Ok(())
-}
-
-/// Reads the public keys that verify images.
-pub fn verify_keys(args: &TemplateBuildArgs) -> anyhow::Result<Vec<String>> {
-    let read = |file: &PathBuf| {
-        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
-    };
-    args.verify_key.iter().map(read).collect()
 }
 
 /// Returns the body of the request that starts a build.

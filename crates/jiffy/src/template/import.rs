@@ -1,12 +1,12 @@
 //! Import of an image or a root file system by `jiffy template build`, in this process and without
 //! a daemon.
 
+use super::signatures::RequiredSignatures;
 use crate::cli::{TemplateBuildArgs, TemplateSource};
 use anyhow::bail;
 use jiffy_engine_api::Readiness;
 use jiffy_image::{
-    DiskBudget, Import, ImportSource, ImportStart, RegistryAccess, UnpackLimits, VerifyKey,
-    Visibility,
+    DiskBudget, Import, ImportSource, ImportStart, RegistryAccess, UnpackLimits, Visibility,
 };
 use jiffy_registry_pull::{Cancel, Registries};
 use std::path::Path;
@@ -82,10 +82,7 @@ pub fn requested(args: &TemplateBuildArgs) -> anyhow::Result<Option<Import>> {
         ready: readiness(args),
         limits: UnpackLimits::default(),
         disk: DiskBudget::default(),
-        verify_keys: super::build::verify_keys(args)?
-            .iter()
-            .map(|pem| VerifyKey::from_pem(pem).map_err(anyhow::Error::msg))
-            .collect::<anyhow::Result<_>>()?,
+        signatures: RequiredSignatures::read(&args.signatures)?.policy()?,
     }))
 }
 

@@ -248,6 +248,8 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         limits: UnpackLimits::default(),
         disk: DiskBudget::default(),
         verify_keys: Vec::new(),
+        verify_identities: Vec::new(),
+        verify_trust_root: None,
     };
     import.run(&templates, &mut |_| ()).unwrap();
     let listed = test_home.ok(&["template", "ls"]);

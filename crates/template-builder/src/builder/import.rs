@@ -9,7 +9,7 @@ use jiffy_build_spec::spec::{CloudCredentials, ImageSource};
 use jiffy_engine_api::is_id;
 use jiffy_image::{
     DiskBudget, Import, ImportError, ImportSource, ImportStart, Progress, Reference,
-    RegistryAccess, Template, TemplateManifest, VerifyKey, Visibility, imported_image,
+    RegistryAccess, SignaturePolicy, Template, TemplateManifest, Visibility, imported_image,
 };
 use jiffy_registry_pull::{Cancel, Credentials, RegistryLogin};
 
@@ -107,13 +107,13 @@ impl BuilderInner {
     /// Imports an image as a template in the namespace of `owner`. The template's name is derived
     /// from the image. An image that has changed since its last import is imported again. `caller`
     /// is the key on whose behalf the registry is contacted. A `caller` of `None` is the host's
-    /// owner. If `verify_keys` is not empty, one of the keys must have signed the image.
+    /// owner. The image must have a signature that `signatures` accepts.
     pub(super) fn import(
         &self,
         image: &ImageSource,
         owner: Option<&str>,
         caller: Option<&str>,
-        (cancel, disk, verify_keys): (&Cancel, DiskBudget, &[VerifyKey]),
+        (cancel, disk, signatures): (&Cancel, DiskBudget, &SignaturePolicy),
         on_progress: &mut dyn FnMut(Progress<'_>),
     ) -> Result<TemplateManifest, ImportError> {
         // The name is internal: the template does not appear in lists, and is pruned when unused.
@@ -142,7 +142,7 @@ impl BuilderInner {
             ready: None,
             limits: self.settings.limits,
             disk,
-            verify_keys: verify_keys.to_vec(),
+            signatures: signatures.clone(),
         };
         let template: Template = import.run(&self.templates, on_progress)?;
         Ok(template.manifest)

@@ -30,7 +30,7 @@ use jiffy_sandbox_manager::{
     CreateSpec, OnTimeout, Prefetch, QuotaAmount, QuotaRequest, SandboxSettings, SandboxSource,
 };
 use patience::Patience;
-pub(super) use stage::verify_keys;
+pub(super) use stage::signature_policy;
 use stage::{StageState, StepCounter, needed_stages};
 use std::collections::BTreeMap;
 use std::sync::Arc;

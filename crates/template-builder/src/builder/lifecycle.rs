@@ -3,7 +3,7 @@
 //! A *permit* counts towards a limit until it is dropped.
 
 use super::failure::BuildFailure;
-use super::job::{BuildJob, BuildOutcome, verify_keys};
+use super::job::{BuildJob, BuildOutcome, signature_policy};
 use super::log::{BuildLog, BuildProgress};
 use super::records::{BuildEnd, BuildRecord, BuildStatus, FailureReason, LogLevel, TemplateRecord};
 use super::secrets::BuildSecrets;
@@ -298,7 +298,7 @@ fn check_spec(spec: &BuildSpec) -> Result<(), BuilderError> {
     {
         return reject(why);
     }
-    if let Err(why) = verify_keys(spec) {
+    if let Err(why) = signature_policy(spec) {
         return reject(why);
     }
     Ok(())

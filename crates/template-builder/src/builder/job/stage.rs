@@ -11,11 +11,10 @@ use super::super::stage_config::StageConfig;
 use super::super::step_key;
 use super::copy_step::sources_of;
 use super::{BuildJob, abbreviate, is_generated};
-use jiffy_api_types::MAX_VERIFY_KEYS;
 use jiffy_build_spec::dockerfile::parse_triggers;
 use jiffy_build_spec::spec::{BuildSpec, BuildStage, BuildStep, ImageSource, StageBase};
 use jiffy_engine_api::SandboxSize;
-use jiffy_image::{Defaults, HistoryStep, Progress, TemplateManifest, VerifyKey};
+use jiffy_image::{Defaults, HistoryStep, Progress, SignaturePolicy, TemplateManifest};
 use jiffy_registry_pull::Cancel;
 use jiffy_sandbox_manager::SandboxSource;
 use std::sync::Arc;
@@ -205,13 +204,13 @@ impl BuildJob {
         let disk = self.inner.image_budget(owner.as_deref()).await;
         let disk = disk.map_err(|e| BuildFailure::from_error(&e))?;
         let cancel = Cancel::new().map_err(|e| BuildFailure::from_error(&e))?;
-        let keys = verify_keys(&self.spec).map_err(BuildFailure::new)?;
+        let signatures = signature_policy(&self.spec).map_err(BuildFailure::new)?;
         // Dropping the guard cancels the pull when the build is cancelled.
         let _guard = cancel.guard();
         let work = move || {
             let mut on_progress = |progress: Progress<'_>| log.on_progress("base", &progress);
             let (owner, caller) = (owner.as_deref(), caller.as_deref());
-            let options = (&cancel, disk, &keys[..]);
+            let options = (&cancel, disk, &signatures);
             let imported = inner.import(&image, owner, caller, options, &mut on_progress);
             // The permit is released on the thread: a cancelled build does not end the pull at
             // once.
@@ -271,16 +270,11 @@ impl BuildJob {
     }
 }
 
-/// Returns the keys of which one must have signed each image. The error is a message for the author
-/// of the build.
-pub fn verify_keys(spec: &BuildSpec) -> Result<Vec<VerifyKey>, String> {
-    if spec.verify_keys.len() > MAX_VERIFY_KEYS {
-        return Err(format!(
-            "too many keys for signatures of images: at most {MAX_VERIFY_KEYS}"
-        ));
-    }
-    let keys = spec.verify_keys.iter();
-    keys.map(|pem| VerifyKey::from_pem(pem)).collect()
+/// Returns the signatures that each image must have. The error is a message for the author of the
+/// build.
+pub fn signature_policy(spec: &BuildSpec) -> Result<SignaturePolicy, String> {
+    let trust_root = spec.verify_trust_root.as_deref();
+    SignaturePolicy::new(&spec.verify_keys, &spec.verify_identities, trust_root)
 }
 
 /// Marks the stages on which the last stage depends.
