@@ -27,6 +27,8 @@ LOG = "/var/log/mcp-gateway.log"
 REPOSITORIES = "/opt/mcp-servers"
 # Seconds that a server may take to start. npx and uvx download its package first.
 START_TIMEOUT = 300
+# Bytes of the log that an error message contains. Clients remove the sandbox after an error.
+LOG_IN_ERRORS = 2000
 # Seconds that an earlier gateway may take to exit.
 STOP_TIMEOUT = 10
 REPOSITORY = re.compile(r"github/([A-Za-z0-9_.-]+)/([A-Za-z0-9_.-]+)(?:/.*)?")
@@ -143,7 +145,8 @@ def start(config):
     stop_earlier()
     write_private(TOKEN, token)
     environment = {key: value for key, value in os.environ.items() if key != "GATEWAY_ACCESS_TOKEN"}
-    with open(LOG, "a") as log:
+    with open(LOG, "ab") as log:
+        earlier = log.tell()
         gateway = subprocess.Popen(
             [sys.executable, "-s", os.path.abspath(__file__), "serve"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd="/", env=environment, start_new_session=True,
@@ -153,9 +156,17 @@ def start(config):
     answer = gateway.stdout.readline().strip()
     if answer != "ready":
         gateway.wait()
-        raise GatewayError(f"{answer or 'the gateway has exited'}; see {LOG}")
+        raise GatewayError(f"{answer or 'the gateway has exited'}; {LOG}:\n{end_of_log(earlier)}")
     write_private(PID, str(gateway.pid))
     print(f"the gateway serves {len(chosen)} servers at port {PORT}")
+
+
+def end_of_log(earlier):
+    """Returns the end of the log, without its first `earlier` bytes."""
+    with open(LOG, "rb") as log:
+        length = log.seek(0, os.SEEK_END)
+        log.seek(max(earlier, length - LOG_IN_ERRORS))
+        return log.read().decode(errors="replace")
 
 
 def pull(names):

@@ -105,8 +105,8 @@ pub struct NewSandbox {
     pub envs: Option<BTreeMap<String, String>>,
     /// Behaviour at the timeout in the form of newer clients.
     pub lifecycle: Option<NewLifecycle>,
-    /// Servers for the template `mcp-gateway`. Not used by the daemon: clients of E2B start the
-    /// gateway by a command after the create.
+    /// Servers for the template `mcp-gateway`. The daemon only checks their names: clients of E2B
+    /// start the gateway by a command after the create.
     pub mcp: Option<Map<String, Value>>,
     /// Identity of the sandbox towards other services.
     pub iam: Option<NewIdentity>,

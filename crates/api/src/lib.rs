@@ -31,6 +31,7 @@ mod ignored_fields;
 mod key_events;
 mod keys;
 mod lookup;
+mod mcp_servers;
 mod network;
 pub mod openapi;
 mod owned_objects;

@@ -8,6 +8,7 @@ use crate::error::ApiError;
 use crate::header_rules::parse_rules;
 use crate::idempotency::{digest, key_of};
 use crate::lookup::Origin;
+use crate::mcp_servers;
 use crate::network::{check_rules, with_template};
 use axum::Json;
 use axum::extract::State;
@@ -93,6 +94,9 @@ async fn create_once(
     let requested_size = (request.cpu_count, request.memory_mb, request.disk_size_mb);
     // `_held` protects a fetched snapshot from garbage collection until the sandbox is created.
     let (origin, _held) = app.origin_or_fetched(caller, &request.template_id).await?;
+    if let Origin::Template(info) = &origin {
+        mcp_servers::check(request.mcp.as_ref(), &info.reference())?;
+    }
     let engine = match &origin {
         Origin::Snapshot(snapshot) => Some(snapshot.engine().to_owned()),
         Origin::Template(_) => request.engine.clone(),
