@@ -27,9 +27,10 @@ pub use shard::{
 };
 pub use table::{
     IdentityKey, IdentityRow, KeyHash, KeyLimits, KeyRow, KeyScope, KeySnapshotAck,
-    MAX_IMPORT_ROWS, MAX_OWNER_SECRETS, MAX_OWNER_WEBHOOKS, MAX_PART_ROWS_BYTES, MAX_PENDING_BYTES,
-    MAX_TABLE_BYTES, RequestId, Row, RowContent, RowKey, SecretRow, TABLE_PARTS, Table, TableIndex,
-    TablePart, TemplateRow, WebhookRow,
+    MAX_IMPORT_ROWS, MAX_OWNER_SECRETS, MAX_OWNER_VOLUME_BYTES, MAX_OWNER_VOLUME_FILES,
+    MAX_OWNER_VOLUMES, MAX_OWNER_WEBHOOKS, MAX_PART_ROWS_BYTES, MAX_PENDING_BYTES, MAX_TABLE_BYTES,
+    RequestId, Row, RowContent, RowKey, SecretRow, TABLE_PARTS, Table, TableIndex, TablePart,
+    TemplateRow, VolumeRow, WebhookRow,
 };
 
 use serde::de::DeserializeOwned;

@@ -1,5 +1,5 @@
-//! Tables of the fleet: API keys, names and tags of templates, secrets, webhooks and the keys that
-//! sign identity tokens.
+//! Tables of the fleet: API keys, names and tags of templates, secrets, webhooks, the keys that
+//! sign identity tokens, and volumes.
 //!
 //! Each member holds all rows in memory. One member, the coordinator, writes the tables; the others
 //! send changes to it. A commit is pushed to all members. The rows are stored in parts (records),

@@ -6,3 +6,4 @@ mod contact;
 mod faults;
 mod lab;
 mod secrets;
+mod volumes;

@@ -1,5 +1,5 @@
-//! Tables that every member holds in memory: API keys, template names, secrets, webhooks and keys
-//! of identity tokens. This module has their format in the records.
+//! Tables that every member holds in memory: API keys, template names, secrets, webhooks, keys of
+//! identity tokens and volumes. This module has their format in the records.
 //!
 //! A table is stored in parts. A hash of the row's key selects its part. One more record, the
 //! *index*, lists the last commits of all parts. Only the coordinator writes the tables. A change
@@ -12,6 +12,7 @@ mod index;
 mod part;
 mod row;
 mod secret_row;
+mod volume_row;
 mod webhook_row;
 
 pub use identity_row::{IdentityKey, IdentityRow};
@@ -22,6 +23,9 @@ pub use row::{
     RowContent, RowKey, TemplateRow,
 };
 pub use secret_row::{MAX_OWNER_SECRETS, SecretRow};
+pub use volume_row::{
+    MAX_OWNER_VOLUME_BYTES, MAX_OWNER_VOLUME_FILES, MAX_OWNER_VOLUMES, VolumeRow,
+};
 pub use webhook_row::{MAX_OWNER_WEBHOOKS, WebhookRow};
 
 use serde::{Deserialize, Serialize};
@@ -46,16 +50,19 @@ pub enum Table {
     Webhooks,
     /// Keys that sign identity tokens, in one row.
     Identity,
+    /// Volumes of API keys.
+    Volumes,
 }
 
 impl Table {
     /// All tables.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Keys,
         Self::Templates,
         Self::Secrets,
         Self::Webhooks,
         Self::Identity,
+        Self::Volumes,
     ];
 
     /// Returns the name of the table in the keys of its records.
@@ -67,6 +74,7 @@ impl Table {
             Self::Secrets => "secrets",
             Self::Webhooks => "webhooks",
             Self::Identity => "identity",
+            Self::Volumes => "volumes",
         }
     }
 
@@ -79,6 +87,7 @@ impl Table {
             Self::Secrets => 2,
             Self::Webhooks => 3,
             Self::Identity => 4,
+            Self::Volumes => 5,
         }
     }
 }

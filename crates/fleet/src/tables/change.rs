@@ -1,5 +1,5 @@
-//! Changes of the tables (API keys, template names, secrets, webhooks, keys of identity tokens),
-//! and their validation by the writer, the only member that commits them.
+//! Changes of the tables (API keys, template names, secrets, webhooks, keys of identity tokens,
+//! volumes), and their validation by the writer, the only member that commits them.
 
 mod owned;
 
@@ -7,7 +7,7 @@ use super::TableError;
 use super::state::{State, encoded_bytes};
 use jiffy_fleet_core::record::{
     IdentityRow, KeyHash, KeyLimits, KeyRow, MAX_IMPORT_ROWS, MAX_PART_ROWS_BYTES, RequestId, Row,
-    RowContent, RowKey, SecretRow, Table, TemplateRow, WebhookRow,
+    RowContent, RowKey, SecretRow, Table, TemplateRow, VolumeRow, WebhookRow,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -85,6 +85,10 @@ pub enum Action {
     /// Creates or replaces the keys that sign identity tokens. The version must follow the current
     /// one.
     ReplaceIdentity(IdentityRow),
+    /// Creates a volume of an API key.
+    CreateVolume(VolumeRow),
+    /// Removes the volumes with these ids that exist.
+    RemoveVolumes(Vec<String>),
     /// Adds rows of a host that joins.
     Import(Vec<RowContent>),
 }
@@ -191,6 +195,8 @@ impl<'a> Staged<'a> {
             Action::ReplaceWebhook(row) => self.replace_owned(request, RowContent::Webhook(row)),
             Action::RemoveWebhooks(ids) => self.remove_owned(request, ids, RowKey::Webhook),
             Action::ReplaceIdentity(row) => self.replace_identity(request, row),
+            Action::CreateVolume(row) => self.create_owned(request, RowContent::Volume(row)),
+            Action::RemoveVolumes(ids) => self.remove_owned(request, ids, RowKey::Volume),
             Action::Import(rows) => self.import(request, rows),
         }
     }
@@ -378,6 +384,7 @@ fn name_of(key: &RowKey) -> String {
         RowKey::Secret(id) => format!("secret `{id}`"),
         RowKey::Webhook(id) => format!("webhook `{id}`"),
         RowKey::Identity => "the keys of identity tokens".to_owned(),
+        RowKey::Volume(id) => format!("volume `{id}`"),
     }
 }
 

@@ -1,5 +1,5 @@
-//! [`State`]: all rows of the tables of a fleet (API keys, names of templates, secrets,
-//! webhooks), in the memory of this member.
+//! [`State`]: all rows of the tables of a fleet (API keys, names of templates, secrets, webhooks,
+//! volumes), in the memory of this member.
 //!
 //! Rows are stored in parts, which are records. The index is one more record with the last commits,
 //! whose rows are not in their parts yet. A *fold* moves them there. Rows reach this state from the

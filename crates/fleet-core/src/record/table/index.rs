@@ -1,5 +1,5 @@
 //! [`TableIndex`]: the record by which changes of the tables (API keys, template names, secrets,
-//! webhooks, keys of identity tokens) are committed.
+//! webhooks, keys of identity tokens, volumes) are committed.
 //!
 //! A commit adds changed rows to `pending`, in one conditional replace. Later the writer *folds*
 //! pending rows: it rewrites the parts of the tables to which they belong, and removes them here. A
@@ -39,6 +39,9 @@ pub struct TableIndex {
     /// Number of the last commit that each part of [`Table::Identity`] contains.
     #[serde(default = "unwritten")]
     pub identity: Vec<u64>,
+    /// Number of the last commit that each part of [`Table::Volumes`] contains.
+    #[serde(default = "unwritten")]
+    pub volumes: Vec<u64>,
     /// Changed rows that their parts do not contain yet, at most one per key.
     pub pending: Vec<Row>,
     /// Fields of newer formats.
@@ -66,6 +69,7 @@ impl TableIndex {
             secrets: unwritten(),
             webhooks: unwritten(),
             identity: unwritten(),
+            volumes: unwritten(),
             pending: Vec::new(),
             unknown: UnknownFields::new(),
         }
@@ -80,6 +84,7 @@ impl TableIndex {
             Table::Secrets => &self.secrets,
             Table::Webhooks => &self.webhooks,
             Table::Identity => &self.identity,
+            Table::Volumes => &self.volumes,
         }
     }
 
@@ -93,6 +98,7 @@ impl TableIndex {
             Table::Secrets => &mut self.secrets,
             Table::Webhooks => &mut self.webhooks,
             Table::Identity => &mut self.identity,
+            Table::Volumes => &mut self.volumes,
         };
         if let Some(folded) = numbers.get_mut(usize::from(part)) {
             *folded = number;

@@ -1,13 +1,13 @@
-//! [`Row`]: one API key, template name, secret, webhook or list of identity keys in the tables of
-//! the fleet, which all members have in memory. The records that store rows come from other hosts,
-//! so each field is checked when it is read.
+//! [`Row`]: one API key, template name, secret, webhook, list of identity keys or volume in the
+//! tables of the fleet, which all members have in memory. The records that store rows come from
+//! other hosts, so each field is checked when it is read.
 //!
 //! A *member* is the daemon of one host of the fleet. A *commit* is one write that changes rows.
 //! The *index* is the record that lists the rows of the last commits, before they are moved to the
 //! other records of their table.
 
 use super::super::{UnknownFields, check_text, rule};
-use super::{IdentityRow, SecretRow, TABLE_PARTS, Table, WebhookRow};
+use super::{IdentityRow, SecretRow, TABLE_PARTS, Table, VolumeRow, WebhookRow};
 use crate::ids::MemberId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -288,6 +288,8 @@ pub enum RowContent {
     Webhook(WebhookRow),
     /// Row of [`Table::Identity`].
     Identity(IdentityRow),
+    /// Row of [`Table::Volumes`].
+    Volume(VolumeRow),
 }
 
 /// Row of a table.
@@ -319,6 +321,8 @@ pub enum RowKey {
     Webhook(String),
     /// The only row of [`Table::Identity`].
     Identity,
+    /// Id of a volume.
+    Volume(String),
 }
 
 impl RowKey {
@@ -331,6 +335,7 @@ impl RowKey {
             Self::Secret(_) => Table::Secrets,
             Self::Webhook(_) => Table::Webhooks,
             Self::Identity => Table::Identity,
+            Self::Volume(_) => Table::Volumes,
         }
     }
 
@@ -338,7 +343,9 @@ impl RowKey {
     #[must_use]
     pub fn part(&self) -> u8 {
         match self {
-            Self::Key(id) | Self::Secret(id) | Self::Webhook(id) => part_of(&[id]),
+            Self::Key(id) | Self::Secret(id) | Self::Webhook(id) | Self::Volume(id) => {
+                part_of(&[id])
+            }
             Self::Identity => 0,
             Self::Template(owner, name, tag) => {
                 part_of(&[owner.as_deref().unwrap_or_default(), name, tag])
@@ -376,6 +383,7 @@ impl Row {
             RowContent::Secret(secret) => RowKey::Secret(secret.id.clone()),
             RowContent::Webhook(webhook) => RowKey::Webhook(webhook.id.clone()),
             RowContent::Identity(_) => RowKey::Identity,
+            RowContent::Volume(volume) => RowKey::Volume(volume.id.clone()),
         }
     }
 
@@ -424,6 +432,15 @@ impl Row {
         }
     }
 
+    /// Returns the volume. `None` for rows of another table.
+    #[must_use]
+    pub fn as_volume(&self) -> Option<&VolumeRow> {
+        match &self.content {
+            RowContent::Volume(volume) => Some(volume),
+            _ => None,
+        }
+    }
+
     /// Checks the content. Returns the violated rule.
     ///
     /// # Errors
@@ -435,6 +452,7 @@ impl Row {
             RowContent::Secret(secret) => secret.check(),
             RowContent::Webhook(webhook) => webhook.check(),
             RowContent::Identity(identity) => identity.check(),
+            RowContent::Volume(volume) => volume.check(),
         }
     }
 }

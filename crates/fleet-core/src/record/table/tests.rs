@@ -189,12 +189,49 @@ fn secrets_are_read_as_they_were_written_and_invalid_ones_rejected() {
 }
 
 #[test]
+fn volumes_are_read_as_they_were_written_and_invalid_ones_rejected() {
+    let volume = VolumeRow {
+        id: "vol-a".to_owned(),
+        owner: Some("k1".to_owned()),
+        name: "data_Sets-1".to_owned(),
+        home: MemberId(2),
+        bytes: 1 << 30,
+        files: 1000,
+        created_ms: 5,
+        unknown: Default::default(),
+    };
+    let row = |volume: &VolumeRow| Row {
+        content: RowContent::Volume(volume.clone()),
+        ..secret("unused", 3)
+    };
+    let part = row(&volume).key().part();
+    let with = |volume: &VolumeRow| {
+        TablePart::new(fleet(), Table::Volumes, part, 3, vec![row(volume)]).encode()
+    };
+    let read = TablePart::decode(&with(&volume).unwrap(), &fleet(), Table::Volumes, part);
+    assert_eq!(read.unwrap().rows, [row(&volume)]);
+    let changes: [fn(&mut VolumeRow); 6] = [
+        |volume| volume.name = "a/b".to_owned(),
+        |volume| volume.name.clear(),
+        |volume| volume.name = "a".repeat(129),
+        |volume| volume.owner = Some(String::new()),
+        |volume| volume.bytes = MAX_OWNER_VOLUME_BYTES + 1,
+        |volume| volume.files = MAX_OWNER_VOLUME_FILES + 1,
+    ];
+    for (i, change) in changes.iter().enumerate() {
+        let mut volume = volume.clone();
+        change(&mut volume);
+        assert!(with(&volume).is_err(), "{i}");
+    }
+}
+
+#[test]
 fn an_index_of_a_version_with_fewer_tables_is_read() {
     let mut index = TableIndex::new(fleet(), Term(4), MemberId(2));
     let text = String::from_utf8(index.encode().unwrap()).unwrap();
     let zeros = vec!["0"; TABLE_PARTS].join(",");
     let mut former = text.clone();
-    for table in ["secrets", "webhooks", "identity"] {
+    for table in ["secrets", "webhooks", "identity", "volumes"] {
         former = former.replace(&format!("\"{table}\":[{zeros}],"), "");
     }
     assert!(!former.contains("webhooks") && !former.contains("identity"));

@@ -1,25 +1,31 @@
-//! Changes of secrets and webhooks of API keys, and their validation by the writer.
+//! Changes of secrets, webhooks and volumes of API keys, and their validation by the writer.
 
 use super::{Staged, TableError, name_of, unknown};
 use jiffy_fleet_core::record::{
-    MAX_IMPORT_ROWS, MAX_OWNER_SECRETS, MAX_OWNER_WEBHOOKS, RequestId, Row, RowContent, RowKey,
-    SecretRow, Table,
+    MAX_IMPORT_ROWS, MAX_OWNER_SECRETS, MAX_OWNER_VOLUME_BYTES, MAX_OWNER_VOLUME_FILES,
+    MAX_OWNER_VOLUMES, MAX_OWNER_WEBHOOKS, RequestId, Row, RowContent, RowKey, SecretRow, Table,
+    VolumeRow,
 };
 
-/// Maximum number of secrets, and of webhooks. Each member holds all of them in memory.
+/// Maximum number of secrets, of webhooks and of volumes. Each member holds all of them in memory.
 const MAX_OWNED: usize = 20_000;
 
-/// Returns owner and version of a secret or webhook. `None` for rows of other tables.
+/// Version of a volume, which is never replaced.
+const VOLUME_VERSION: u64 = 1;
+
+/// Returns owner and version of a secret, webhook or volume. `None` for rows of other tables.
 fn owner_and_version(content: &RowContent) -> Option<(Option<&str>, u64)> {
     match content {
         RowContent::Secret(secret) => Some((secret.owner.as_deref(), secret.version)),
         RowContent::Webhook(webhook) => Some((webhook.owner.as_deref(), webhook.version)),
+        RowContent::Volume(volume) => Some((volume.owner.as_deref(), VOLUME_VERSION)),
         RowContent::Key(_) | RowContent::Template(_) | RowContent::Identity(_) => None,
     }
 }
 
 impl Staged<'_> {
-    /// Stages a new secret or webhook. A repeated request changes nothing and returns the row.
+    /// Stages a new secret, webhook or volume. A repeated request changes nothing and returns the
+    /// row.
     pub(super) fn create_owned(
         &mut self,
         request: RequestId,
@@ -38,7 +44,8 @@ impl Staged<'_> {
         self.put(request, row.content, false)
     }
 
-    /// Checks that the owner of a secret or webhook may have one more. Other rows are not checked.
+    /// Checks that the owner of a secret, webhook or volume may have one more. Other rows are not
+    /// checked.
     pub(super) fn check_new_owned(&self, row: &Row) -> Result<(), TableError> {
         let Some((owner, _)) = owner_and_version(&row.content) else {
             return Ok(());
@@ -48,9 +55,13 @@ impl Staged<'_> {
         {
             return Err(TableError::Exists(format!("secret `{}`", secret.name)));
         }
+        if let Some(volume) = row.as_volume() {
+            self.check_new_volume(volume)?;
+        }
         let table = row.key().table();
         let max = match table {
             Table::Webhooks => MAX_OWNER_WEBHOOKS,
+            Table::Volumes => MAX_OWNER_VOLUMES,
             _ => MAX_OWNER_SECRETS,
         };
         let (total, own) = self.count(table, owner);
@@ -70,6 +81,27 @@ impl Staged<'_> {
         let committed = self.state.secret(row.owner.as_deref(), &row.name);
         // The committed secret may be removed by a change of the same commit.
         committed.is_some_and(|committed| self.current(&committed.key()).is_some())
+    }
+
+    /// Checks that the owner of a new volume has no other volume with its name, and that the
+    /// volumes of the owner do not exceed their total size.
+    fn check_new_volume(&self, new: &VolumeRow) -> Result<(), TableError> {
+        let staged = self.rows.values().filter(|row| !row.removed);
+        let committed = self.state.rows(Table::Volumes).map(|row| &**row);
+        let committed = committed.filter(|row| !self.rows.contains_key(&row.key()));
+        let all = staged.chain(committed).filter_map(Row::as_volume);
+        let (mut bytes, mut files) = (new.bytes, new.files);
+        for volume in all.filter(|volume| volume.owner == new.owner) {
+            if volume.name == new.name {
+                return Err(TableError::Exists(format!("volume `{}`", new.name)));
+            }
+            bytes = bytes.saturating_add(volume.bytes);
+            files = files.saturating_add(volume.files);
+        }
+        if bytes > MAX_OWNER_VOLUME_BYTES || files > MAX_OWNER_VOLUME_FILES {
+            return Err(TableError::Full(format!("volume `{}`", new.name)));
+        }
+        Ok(())
     }
 
     /// Returns the number of rows of a table, and of the rows of an owner.
@@ -121,7 +153,7 @@ impl Staged<'_> {
         self.put(request, row.content, false)
     }
 
-    /// Stages the removal of secrets or webhooks. Returns the last one.
+    /// Stages the removal of secrets, webhooks or volumes. Returns the last one.
     pub(super) fn remove_owned(
         &mut self,
         request: RequestId,
