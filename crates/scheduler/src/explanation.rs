@@ -44,6 +44,12 @@ pub enum Rejection {
     /// The host lacks the template, which the request requires.
     #[error("the template is not on this host")]
     TemplateMissing,
+    /// The volumes of the sandbox are on another host.
+    #[error("the volumes of the sandbox are on h{host}")]
+    Volumes {
+        /// Number of the host of the volumes.
+        host: u32,
+    },
     /// The host has rejected the request.
     #[error("rejected by the host")]
     Excluded,

@@ -93,6 +93,9 @@ pub struct PlacementRequest {
     pub template: Option<TemplateId>,
     /// Only hosts that have the template are considered. Has no effect if `template` is `None`.
     pub requires_template: bool,
+    /// Host that has the volumes of the sandbox, which is the only suitable one. `None` if the
+    /// sandbox has no volumes.
+    pub volume_host: Option<HostId>,
     /// Hosts that have rejected the request.
     pub excluded: Vec<HostId>,
 }

@@ -136,6 +136,32 @@ fn each_requirement_excludes_hosts_without_it() {
 }
 
 #[test]
+fn a_sandbox_with_volumes_is_placed_on_their_host_only() {
+    let mut scheduler = fleet(&[200_000, 3_000, 900]);
+    let on = |host: u32, memory_mib| PlacementRequest {
+        volume_host: Some(HostId(host)),
+        ..request(resources(1000, memory_mib, 1024))
+    };
+    // Without volumes, the tightest host would be selected.
+    assert_eq!(place(&mut scheduler, &on(1, 2048)), Ok(1));
+    assert_eq!(place(&mut scheduler, &on(3, 512)), Ok(3));
+    let full = on(3, 2048);
+    assert_eq!(place(&mut scheduler, &full), Err(PlacementError::NoRoom));
+    let explained = scheduler.explain(&full).to_string();
+    assert!(
+        explained.contains("h1: the volumes of the sandbox are on h3"),
+        "{explained}"
+    );
+    assert!(
+        explained.contains("h3: 388 MiB of memory free"),
+        "{explained}"
+    );
+    scheduler.set_draining(HostId(3), true);
+    assert!(place(&mut scheduler, &on(3, 1)).is_err());
+    assert!(place(&mut scheduler, &on(9, 1)).is_err());
+}
+
+#[test]
 fn draining_and_removed_hosts_are_not_selected() {
     let mut scheduler = fleet(&[4096, 8192]);
     let draining = HostReport {

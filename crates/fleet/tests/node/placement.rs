@@ -179,6 +179,28 @@ async fn a_host_that_has_rejected_a_sandbox_is_not_selected_again() {
 }
 
 #[tokio::test]
+async fn a_sandbox_is_placed_on_the_host_of_its_volumes_or_rejected_with_the_reason() {
+    let fleet = fleet().await;
+    let mut request = request();
+    request.volume_host = Some(MemberId(1));
+    let placed = fleet.node(3).place(request.clone()).await.unwrap();
+    assert_eq!(placed.admission.host.member, MemberId(1));
+    // h3 does not have the template, and is not replaced by a host that has it.
+    request.volume_host = Some(MemberId(3));
+    let error = fleet.node(2).place(request).await.unwrap_err();
+    let PlaceError::NotPlaced(NotPlaced::NoHost { reason, .. }) = error else {
+        panic!("{error}");
+    };
+    for expected in [
+        "h1: the volumes of the sandbox are on h3",
+        "h3: the template is not on this host",
+        "only h3 has the volumes of the sandbox",
+    ] {
+        assert!(reason.contains(expected), "{reason}");
+    }
+}
+
+#[tokio::test]
 async fn hosts_that_build_a_missing_template_are_named() {
     let fleet = fleet().await;
     let mut building = with_free(4_000, &[]);

@@ -94,6 +94,10 @@ impl HostEntry {
     /// Returns the first reason for which the host cannot run the sandbox, apart from the
     /// properties of its class. `None` if the host can run it.
     pub fn rejection(&self, request: &PlacementRequest) -> Option<Rejection> {
+        // First, because no other change of this host can permit the sandbox.
+        if let Some(host) = request.volume_host.filter(|host| *host != self.id) {
+            return Some(Rejection::Volumes { host: host.0 });
+        }
         if self.report.is_draining {
             return Some(Rejection::Draining);
         }

@@ -27,6 +27,9 @@ impl Scheduler {
     /// Selects the tightest host with room, or a host that has the template, is emptier by at most
     /// [`LOCALITY_PERCENT`] and has a similar ratio ([`LOCALITY_DISTANCE`]).
     pub(super) fn select(&self, request: &PlacementRequest) -> Result<Selection, PlacementError> {
+        if let Some(host) = request.volume_host {
+            return self.select_volume_host(host, request);
+        }
         let order = self.scarce_order(request);
         let has_template = |entry: &HostEntry| {
             request
@@ -58,6 +61,23 @@ impl Scheduler {
         Ok(Selection {
             host: tightest.id,
             has_template: has_template(tightest),
+        })
+    }
+
+    /// Selects the host of the volumes, if it can run the sandbox.
+    fn select_volume_host(
+        &self,
+        host: HostId,
+        request: &PlacementRequest,
+    ) -> Result<Selection, PlacementError> {
+        let entry = self.entry(host).filter(|entry| {
+            let properties = &self.classes[entry.class].properties;
+            properties.mismatch(request).is_none() && entry.rejection(request).is_none()
+        });
+        let entry = entry.ok_or_else(|| self.error(request))?;
+        Ok(Selection {
+            host,
+            has_template: request.template.is_some_and(|t| entry.has_template(t)),
         })
     }
 

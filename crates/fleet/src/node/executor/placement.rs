@@ -236,6 +236,9 @@ impl Executor {
             let hosts: Vec<_> = request.allowed.iter().map(ToString::to_string).collect();
             text.push_str(&format!("; only {} has the template", hosts.join(", ")));
         }
+        if let Some(host) = request.volume_host {
+            text.push_str(&format!("; only {host} has the volumes of the sandbox"));
+        }
         text
     }
 
@@ -341,6 +344,7 @@ fn placement_request(
         requires_template: template.is_some(),
         excluded,
         labels: request.labels.iter().map(Into::into).collect(),
+        volume_host: request.volume_host.map(|host| HostId(host.0)),
         ..PlacementRequest::default()
     }
 }

@@ -54,6 +54,8 @@ pub struct PlaceRequest {
     pub labels: Vec<HostLabel>,
     /// Only these hosts are considered, unless the list is empty.
     pub allowed: Vec<MemberId>,
+    /// Host that has the volumes of the sandbox. Only this host is considered.
+    pub volume_host: Option<MemberId>,
     /// Hosts that have rejected the sandbox.
     pub excluded: Vec<MemberId>,
     /// Row of the name, which must not exist.
