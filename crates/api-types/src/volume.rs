@@ -40,9 +40,14 @@ pub struct NewVolume {
     )]
     #[schemars(length(min = 1, max = 64))]
     pub volume_snapshot_id: Option<String>,
+    /// Host of the fleet that stores the files, for example `h2`. Sandboxes that mount the volume
+    /// run there. Defaults to the host that receives the call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub host: Option<String>,
 }
 
-/// Snapshot of a volume in the store of the host.
+/// Snapshot of a volume in the store of the host or fleet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSnapshot {
@@ -89,6 +94,9 @@ pub struct Volume {
     pub max_files: u64,
     /// Time of the creation.
     pub created_at: Moment,
+    /// Host that has the files, in a fleet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
 }
 
 /// A volume, with the token for its content.

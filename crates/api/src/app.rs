@@ -123,7 +123,7 @@ pub struct App {
     pub(crate) secrets: Option<Arc<Secrets>>,
     /// Issuer of identity tokens. `None` if this host issues none.
     pub(crate) issuer: Option<Arc<TokenIssuer>>,
-    /// Volumes of API keys. `None` if this host stores none.
+    /// Volumes of API keys whose files are on this host. `None` if it stores none.
     pub(crate) volumes: Option<Arc<HostVolumes>>,
     /// Snapshots of volumes. `None` without a store.
     pub(crate) stored_volumes: Option<Arc<StoredVolumes>>,
@@ -280,12 +280,10 @@ impl App {
     }
 
     /// Adds volumes of API keys. Without them, calls on volumes are rejected.
-    pub fn with_volumes(mut self, volumes: Option<Arc<HostVolumes>>) -> Self {
-        if let Some(volumes) = &volumes {
-            // Volumes count against the disk quotas of their keys.
-            self.quota.count_volumes(volumes.clone());
-        }
-        self.volumes = volumes;
+    pub fn with_volumes(mut self, volumes: Arc<HostVolumes>) -> Self {
+        // Volumes count against the disk quotas of their keys.
+        self.quota.count_volumes(volumes.clone());
+        self.volumes = Some(volumes);
         self
     }
 

@@ -18,6 +18,8 @@
 //! - The *home* of an object is the member that manages it. Other members may have copies.
 
 mod audit;
+mod call;
+mod create_answer;
 mod creates;
 mod drain;
 mod events;
@@ -45,6 +47,9 @@ mod streams;
 mod table_change;
 mod templates;
 mod usage;
+mod volume_rows;
+mod volume_table;
+mod volumes;
 mod webhooks;
 mod why;
 
@@ -64,6 +69,7 @@ use rows::FleetRows;
 use std::sync::Arc;
 use std::time::Duration;
 use templates::PresentTemplates;
+use volumes::FleetVolumes;
 use why::LocalDecisions;
 
 pub use templates::TemplateHashes;
@@ -81,6 +87,8 @@ pub use secrets::FleetSecrets;
 pub(crate) use streams::ForwardedStream;
 pub use streams::{ByteStream, receive_forwarded_stream};
 pub(crate) use table_change::TableChanges;
+pub use volume_table::{HomedVolume, VolumeTable, VolumeTableError};
+pub(crate) use volumes::route_content;
 pub use webhooks::FleetWebhooks;
 
 /// Maximum time for which a request waits until a host that returns to the fleet has compared a
@@ -141,6 +149,8 @@ pub struct Fleet {
     probe: Option<FleetProbe>,
     template_names: Option<Arc<dyn TemplateNames>>,
     templates: Arc<PresentTemplates>,
+    /// Volumes of all members. `None` if members have no volumes.
+    volumes: Option<FleetVolumes>,
     local: Arc<LocalDecisions>,
 }
 
@@ -184,6 +194,7 @@ impl Fleet {
             functions: Arc::default(),
             template_names: None,
             templates: Arc::default(),
+            volumes: None,
             local: Arc::default(),
         }
     }
@@ -228,6 +239,7 @@ impl App {
             .join_fleet(fleet.node.clone(), fleet.rows.released());
         self.fleet = Some(fleet.clone());
         templates::watch(self, &fleet);
+        volume_rows::watch(self, &fleet);
     }
 }
 

@@ -56,9 +56,9 @@ pub use error::{ApiError, ERROR_CODES};
 pub use event_streams::{EventFollower, FollowedEvents};
 pub use fleet::{
     ByteStream, COMPARISON_TIMEOUT, Fleet, FleetIdentityKeys, FleetProbe, FleetSecrets,
-    FleetWebhooks, ForwardError, Forwarder, ImportError, ImportedObjects, NamedTemplate,
-    TableNames, TemplateHashes, TemplateNames, import_owned, receive_forwarded,
-    receive_forwarded_stream,
+    FleetWebhooks, ForwardError, Forwarder, HomedVolume, ImportError, ImportedObjects,
+    NamedTemplate, TableNames, TemplateHashes, TemplateNames, VolumeTable, VolumeTableError,
+    import_owned, receive_forwarded, receive_forwarded_stream,
 };
 pub use function_key::FunctionCaller;
 pub use guest_audit::{GuestNames, PendingGuestAudit, SharedGuestNames, TerminalAudit};

@@ -1,5 +1,4 @@
-//! Common parts of the calls on secrets, volumes and webhooks. A volume exists on one host only, so
-//! members of a fleet reject calls on volumes.
+//! Common parts of the calls on secrets, volumes and webhooks.
 
 use crate::app::App;
 use crate::caller::Caller;
@@ -7,14 +6,6 @@ use crate::error::ApiError;
 use jiffy_api_types::EventType;
 use jiffy_engine_api::steps;
 use jiffy_event_log::Event;
-
-/// Returns the error of a call on `objects` (for example "secrets") to a member of a fleet.
-pub(crate) fn not_in_a_fleet(objects: &str) -> ApiError {
-    ApiError::unsupported_option(format!(
-        "{objects} are not supported: this host is a member of a fleet, and would store them on one \
-         host only"
-    ))
-}
 
 /// Calls `work` with the owner of the caller's objects, which is empty for the owner of the host.
 /// `work` waits for the disk. `refused` converts its error.

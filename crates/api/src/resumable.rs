@@ -62,6 +62,9 @@ impl App {
             (Ok(None), Some(lost)) => return Err(lost.error(caller)),
             (stored, _) => stored?,
         };
+        if let (Some(fleet), Some(record)) = (fleet, &stored) {
+            fleet.check_volumes(record)?;
+        }
         let resumable = stored.map(if or_older {
             Resumable::Older
         } else {

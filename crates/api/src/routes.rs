@@ -44,6 +44,7 @@ mod webhooks;
 pub use functions::invoke::{FunctionHost, function_router};
 pub(crate) use lease::PROTOCOL as LEASE_PROTOCOL;
 pub(crate) use ports::{PROTOCOL as PORT_PROTOCOL, expect_upgrade};
+pub(crate) use volume_content::TOKEN_PREFIX as VOLUME_TOKEN_PREFIX;
 
 use crate::app::App;
 use crate::audit::record;
@@ -123,7 +124,11 @@ fn public_calls() -> Calls {
         .get("/.well-known/jwks.json", identity::public_keys)
         // The secret part of the path authorises the upload.
         .put("/templates/uploads/{word}", builds::upload)
-        // The token of the volume or a key authorises calls on its content.
+}
+
+/// Calls on the content of volumes, which the token of the volume or a key authorises.
+fn content_calls() -> Calls {
+    Calls::new()
         .get("/volumecontent/{volumeID}/path", volume_content::stat)
         .add(
             Method::PATCH,
@@ -306,8 +311,8 @@ fn guarded_calls() -> Calls {
 
 /// Returns the method and path of every route.
 pub fn calls() -> Vec<(Method, &'static str)> {
-    let (public, guarded) = (public_calls(), guarded_calls());
-    public.routes.into_iter().chain(guarded.routes).collect()
+    let all = [public_calls(), content_calls(), guarded_calls()];
+    all.into_iter().flat_map(|calls| calls.routes).collect()
 }
 
 /// Returns the router of the control plane.
@@ -320,6 +325,11 @@ pub fn router(app: App) -> Router {
         // A route layer applies to known paths only: unknown paths are answered with 404 without
         // authentication.
         .route_layer(from_fn_with_state(app.clone(), authenticate))
+        .merge(
+            content_calls()
+                .router
+                .route_layer(from_fn_with_state(app.clone(), members::route_content)),
+        )
         .merge(public_calls().router)
         // An explicit fallback: the default fallback would be replaced by the fallback of a router
         // with which this router is merged.

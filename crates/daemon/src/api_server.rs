@@ -89,8 +89,8 @@ pub struct HostParts {
     pub secrets: Secrets,
     /// Issuer of identity tokens. `None` if the host issues none.
     pub issuer: Option<Arc<TokenIssuer>>,
-    /// Volumes of API keys. `None` for a member of a fleet.
-    pub volumes: Option<Arc<HostVolumes>>,
+    /// Volumes of API keys whose files are on this host.
+    pub volumes: Arc<HostVolumes>,
     /// Snapshots of volumes. `None` without a store.
     pub stored_volumes: Option<Arc<StoredVolumes>>,
     /// Webhooks of API keys.

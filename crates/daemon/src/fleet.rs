@@ -1,6 +1,6 @@
 //! This daemon as a member of a fleet: starts the node (`jiffy_fleet::node`) and the channel to
-//! other members. Also opens the tables of API keys, template names and secrets, and handles calls
-//! of other members.
+//! other members. Also opens the tables of API keys, template names, secrets and volumes, and
+//! handles calls of other members.
 //!
 //! The *head* of a sandbox is the record in the store that decides which member may run the
 //! sandbox. A *roster* is the list of the sandboxes of a member, for the time after its loss. A
@@ -284,6 +284,7 @@ impl Member {
             is_etcd: self.settings.records.is_some(),
         });
         api.set_template_names(Arc::new(TableNames::new(self.tables.clone())));
+        api.set_volumes(Arc::new(self.tables.clone()));
         tokio::spawn(template_rows::publish(
             home.clone(),
             self.tables.clone(),

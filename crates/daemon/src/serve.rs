@@ -131,17 +131,10 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
     let events = EventFeed::open(&events, name.as_deref(), options.events)?;
     let audit = AuditLog::open(&home.path().join("audit"), name.as_deref(), options.audit)?;
     let usage = UsageLedger::open(&home.path().join("usage.db"))?;
-    // Members of a fleet have no volumes, because they would exist on one host only.
-    let volumes = match member {
-        None => {
-            let (home, run) = (home.path(), home.run());
-            let open = HostVolumes::open(home, &run, ServerProgram::Own)?;
-            Some(Arc::new(open))
-        }
-        Some(_) => None,
-    };
-    let stored_volumes = match (&volumes, &remote) {
-        (Some(volumes), Some(remote)) => {
+    let volumes = HostVolumes::open(home.path(), &home.run(), ServerProgram::Own)?;
+    let volumes = Arc::new(volumes);
+    let stored_volumes = match &remote {
+        Some(remote) => {
             let opened = StoredVolumes::open(home.path(), volumes.clone(), remote.clone())?;
             let cleaned = opened.clone();
             // Clean up in the background: the store may not respond.
@@ -152,7 +145,7 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
             });
             Some(opened)
         }
-        _ => None,
+        None => None,
     };
     let host_options = HostOptions {
         events,
@@ -164,10 +157,10 @@ async fn serve(options: ServeOptions) -> anyhow::Result<Option<Flock<File>>> {
         site: options.site.clone(),
         remote,
         lock: Some(directory_lock.clone()),
-        volumes: volumes.clone().map(|volumes| {
-            let mounter: Arc<dyn VolumeMounter> = Arc::new(HostVolumeMounter::new(volumes));
-            mounter
-        }),
+        volumes: {
+            let mounter: Arc<dyn VolumeMounter> = Arc::new(HostVolumeMounter::new(volumes.clone()));
+            Some(mounter)
+        },
         is_stock: |template| Reference::parse(template).is_ok_and(|parsed| parsed.is_stock()),
         ..HostOptions::default()
     };

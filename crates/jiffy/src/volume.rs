@@ -72,6 +72,7 @@ async fn create(args: &VolumeCreateArgs, snapshot: Option<&String>) -> anyhow::R
         size_mb: args.size,
         max_files: args.files,
         volume_snapshot_id: snapshot.cloned(),
+        host: args.home.map(|host| host.to_string()),
     };
     let created: VolumeAndToken = client.call(Method::POST, "/volumes", &new).await?;
     if args.json {
@@ -127,9 +128,12 @@ async fn list(client: &jiffy_client::Client, json: bool) -> anyhow::Result<()> {
         outln!("{}", terminal::json(&volumes)?);
         return Ok(());
     }
+    // Volumes have a host in a fleet only.
+    let has_hosts = volumes.iter().any(|volume| volume.host.is_some());
     let mut table = Table::new([
         ("ID", Align::Left),
         ("NAME", Align::Left),
+        ("HOST", Align::Left),
         ("SIZE", Align::Right),
         ("FILES", Align::Right),
         ("CREATED", Align::Left),
@@ -138,10 +142,14 @@ async fn list(client: &jiffy_client::Client, json: bool) -> anyhow::Result<()> {
         table.row([
             volume.volume_id.clone(),
             volume.name.clone(),
+            volume.host.clone().unwrap_or_default(),
             format!("{} MiB", volume.size_mb),
             volume.max_files.to_string(),
             volume.created_at.to_string(),
         ]);
+    }
+    if !has_hosts {
+        table.remove_column("HOST");
     }
     out!("{}", table.text());
     Ok(())

@@ -42,32 +42,36 @@ impl HostVolumes {
         &self.servers
     }
 
-    /// Creates an empty volume of `owner`.
-    pub fn create(&self, owner: &str, new: &NewVolume) -> Result<Volume, VolumeError> {
-        self.create_with(owner, new, |_| Ok(()))
+    /// Returns a new volume of `owner`, after checks of its name and sizes. The volume does not
+    /// exist before [`Self::create`] or [`crate::StoredVolumes::restore`] is called with it.
+    pub fn prepare(&self, owner: &str, new: &NewVolume) -> Result<Volume, VolumeError> {
+        Volumes::prepare(owner, new)
     }
 
-    /// Creates a volume of `owner`, whose empty directory `fill` fills.
+    /// Creates an empty volume.
+    pub fn create(&self, created: &Volume) -> Result<(), VolumeError> {
+        self.create_with(created, |_| Ok(()))
+    }
+
+    /// Creates a volume, whose empty directory `fill` fills.
     pub(crate) fn create_with(
         &self,
-        owner: &str,
-        new: &NewVolume,
+        created: &Volume,
         fill: impl FnOnce(&Path) -> Result<(), ImageError>,
-    ) -> Result<Volume, VolumeError> {
-        let created = Volumes::prepare(owner, new)?;
+    ) -> Result<(), VolumeError> {
         let failed = |source| VolumeError::File {
             path: created.id.clone().into(),
             source,
         };
-        let directory = self.servers.create(&created).map_err(failed)?;
+        let directory = self.servers.create(created).map_err(failed)?;
         // Add the volume to the database last: it can be used only after its files are complete.
         let filled = fill(&directory).map_err(VolumeError::from);
-        if let Err(e) = filled.and_then(|()| self.volumes.add(&created)) {
+        if let Err(e) = filled.and_then(|()| self.volumes.add(created)) {
             // Ignore the error: the first error is reported, and the next start removes the files.
-            let _ = self.servers.remove(&created);
+            let _ = self.servers.remove(created);
             return Err(e);
         }
-        Ok(created)
+        Ok(())
     }
 
     /// Removes a volume with its files.

@@ -23,9 +23,9 @@ pub use jiffy_volume_server::image::ImageError;
 pub use jiffy_volume_server::process::ServerWatch;
 pub use path::VolumePath;
 pub use servers::{ServerProgram, VolumeServers};
-pub use stored::{MAX_SNAPSHOTS, StoredVolumes, VolumeSnapshot};
+pub use stored::{MAX_SNAPSHOTS, SnapshotSizes, StoredVolumes, VolumeSnapshot};
 pub use volume::{
-    DEFAULT_BYTES, DEFAULT_FILES, MAX_BYTES, MAX_FILES, MAX_KEY_BYTES, MAX_KEY_FILES, MAX_NAME,
+    DEFAULT_BYTES, DEFAULT_FILES, ID_PREFIX, MAX_BYTES, MAX_FILES, MAX_KEY_BYTES, MAX_KEY_FILES, MAX_NAME,
     MAX_VOLUMES, MIN_BYTES, NewVolume, Volume,
 };
 pub use volumes::Volumes;

@@ -3,7 +3,7 @@
 //! A snapshot consists of one file, the image of the volume. The store divides it into chunks and
 //! shares equal ones.
 
-use crate::volume::{NewVolume, Volume};
+use crate::volume::Volume;
 use crate::{HostVolumes, VolumeError};
 use jiffy_database::{DURABLE, Schema, open};
 use jiffy_engine_api::{new_id, now_ms};
@@ -76,6 +76,30 @@ pub struct StoredVolumes {
     connection: Mutex<Connection>,
     /// Held while a snapshot is written, because each needs as much disk space as its volume.
     turn: tokio::sync::Mutex<()>,
+}
+
+/// Sizes of a snapshot of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SnapshotSizes {
+    /// Size of the volume in bytes.
+    pub size: u64,
+    /// Maximum number of files of the volume.
+    pub files: u64,
+    /// Charged bytes of the files: their lengths, each rounded up to 4 KiB.
+    pub bytes: u64,
+}
+
+impl SnapshotSizes {
+    /// Checks that a volume of `bytes` bytes can have the files of the snapshot.
+    ///
+    /// # Errors
+    /// [`VolumeError::Small`] if it cannot.
+    pub fn check(&self, bytes: u64) -> Result<(), VolumeError> {
+        if bytes < self.bytes {
+            return Err(VolumeError::Small(self.bytes));
+        }
+        Ok(())
+    }
 }
 
 /// Decodes a row of the table of snapshots.
@@ -260,27 +284,54 @@ impl StoredVolumes {
         found.ok_or_else(|| unknown(id))
     }
 
-    /// Creates a volume of `owner` from a snapshot. `new` has the name and the sizes.
-    ///
-    /// # Errors
-    /// [`VolumeError::Small`] if the size is less than the files of the snapshot need.
-    pub async fn restore(
-        self: &Arc<Self>,
+    /// Returns the sizes of a snapshot of `owner`. With `of_any_host`, the snapshot may also be one
+    /// that another host with the same store has taken.
+    pub async fn sizes(
+        &self,
         owner: &str,
         id: &str,
-        new: NewVolume,
-    ) -> Result<Volume, VolumeError> {
-        let found = self.get(owner, id)?;
-        if new.bytes < found.bytes {
-            return Err(VolumeError::Small(found.bytes));
+        of_any_host: bool,
+    ) -> Result<SnapshotSizes, VolumeError> {
+        match self.get(owner, id) {
+            // A snapshot that this host has not stored completely, or removes, is unknown.
+            Err(VolumeError::UnknownSnapshot(_)) if of_any_host && !self.is_recorded(id)? => {}
+            found => {
+                return found.map(|found| SnapshotSizes {
+                    size: found.size,
+                    files: found.files,
+                    bytes: found.bytes,
+                });
+            }
         }
+        let image = self.image(owner, id).await?;
+        let head = blocking(move || Ok(ImageHead::read(&image)?)).await?;
+        Ok(SnapshotSizes {
+            size: head.quota.bytes,
+            files: head.quota.nodes,
+            bytes: head.bytes,
+        })
+    }
+
+    /// Returns whether this host has a record of a snapshot, which may be incomplete.
+    fn is_recorded(&self, id: &str) -> Result<bool, VolumeError> {
+        Ok(!self.ids("id = ?1", id)?.is_empty())
+    }
+
+    /// Fetches the image of a snapshot from the store.
+    async fn image(&self, owner: &str, id: &str) -> Result<File, VolumeError> {
         let image = self.remote.fetch_image(tenant(owner), id).await?;
-        let image = image.ok_or_else(|| unknown(id))?;
-        let (this, owner) = (self.clone(), owner.to_owned());
+        image.ok_or_else(|| unknown(id))
+    }
+
+    /// Creates a volume with the files of a snapshot of its owner. [`Self::sizes`] must have
+    /// returned the sizes of the snapshot.
+    pub async fn restore(self: &Arc<Self>, id: &str, created: &Volume) -> Result<(), VolumeError> {
+        let image = self.image(&created.owner, id).await?;
+        let (this, created) = (self.clone(), created.clone());
         blocking(move || {
             ImageHead::read(&image)?;
-            let fill = |directory: &Path| unpack(&image, directory, new.bytes);
-            this.volumes.create_with(&owner, &new, fill)
+            let fill = |directory: &Path| unpack(&image, directory, created.bytes);
+            this.volumes.create_with(&created, fill)
         })
         .await
     }

@@ -21,7 +21,7 @@ pub const MAX_KEY_BYTES: u64 = 1 << 40;
 /// Maximum sum of the numbers of files of a key's volumes.
 pub const MAX_KEY_FILES: u64 = 100_000_000;
 /// Start of ids. Names cannot start with it.
-pub(crate) const ID_PREFIX: &str = "vol-";
+pub const ID_PREFIX: &str = "vol-";
 
 /// A volume.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -78,15 +78,8 @@ impl Volumes {
         }
     }
 
-    /// Creates a volume of `owner`, which is empty for the owner of the host. The caller creates
-    /// its files.
-    pub fn create(&self, owner: &str, new: &NewVolume) -> Result<Volume, VolumeError> {
-        let created = Self::prepare(owner, new)?;
-        self.add(&created)?;
-        Ok(created)
-    }
-
-    /// Returns a new volume of `owner` that is not stored yet.
+    /// Returns a new volume of `owner`, which is empty for the owner of the host. The volume is not
+    /// stored yet.
     pub(crate) fn prepare(owner: &str, new: &NewVolume) -> Result<Volume, VolumeError> {
         check_size(new)?;
         let id = format!("{ID_PREFIX}{}", new_id()?);
@@ -201,6 +194,18 @@ impl Volumes {
             ))?;
             let all =
                 statement.query_map(params![owner, after.unwrap_or_default(), limit], volume)?;
+            all.collect::<rusqlite::Result<Vec<Volume>>>()
+        };
+        select().map_err(self.failed())
+    }
+
+    /// Returns all volumes of all owners.
+    pub fn all(&self) -> Result<Vec<Volume>, VolumeError> {
+        let connection = self.connection.lock();
+        let select = || {
+            let select = format!("SELECT {COLUMNS} FROM volumes ORDER BY id");
+            let mut statement = connection.prepare_cached(&select)?;
+            let all = statement.query_map([], volume)?;
             all.collect::<rusqlite::Result<Vec<Volume>>>()
         };
         select().map_err(self.failed())

@@ -3,7 +3,7 @@
 
 use jiffy_volumes::{
     EntryKind, FileErrorKind, HostVolumes, NewAttributes, NewVolume, ServerProgram, SessionRights,
-    VolumeError, VolumePath,
+    Volume, VolumeError, VolumePath,
 };
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -25,6 +25,13 @@ fn new(name: &str, bytes: u64) -> NewVolume {
     }
 }
 
+/// Creates an empty volume.
+fn create(host: &HostVolumes, owner: &str, new: &NewVolume) -> Result<Volume, VolumeError> {
+    let created = host.prepare(owner, new)?;
+    host.create(&created)?;
+    Ok(created)
+}
+
 /// Parses a path of a file in a volume.
 fn path(text: &str) -> VolumePath {
     VolumePath::parse(text).unwrap()
@@ -34,15 +41,15 @@ fn path(text: &str) -> VolumePath {
 fn volumes_are_found_by_their_owner_only_and_tokens_belong_to_one_volume() {
     let home = tempfile::tempdir().unwrap();
     let host = open(home.path());
-    let mine = host.create("a", &new("data", 1 << 20)).unwrap();
-    let other = host.create("b", &new("data", 1 << 20)).unwrap();
+    let mine = create(&host, "a", &new("data", 1 << 20)).unwrap();
+    let other = create(&host, "b", &new("data", 1 << 20)).unwrap();
     let volumes = host.volumes();
     assert!(matches!(
         volumes.get("b", &mine.id),
         Err(VolumeError::Unknown(_))
     ));
     assert_eq!(volumes.get("a", "data").unwrap(), mine);
-    let again = host.create("a", &new("data", 1 << 20));
+    let again = create(&host, "a", &new("data", 1 << 20));
     assert!(matches!(again, Err(VolumeError::Exists(_))));
     let token = volumes.token(&mine).unwrap();
     assert_eq!(
@@ -64,14 +71,14 @@ fn volumes_are_found_by_their_owner_only_and_tokens_belong_to_one_volume() {
     // 1 TiB is the maximum size of a volume, and of all volumes of a key together. Rejected are a
     // larger size, a name that looks like an id, and a name with a slash.
     let sizes = [
-        host.create("a", &new("x", 1 << 50)),
-        host.create("a", &new("vol-x", 1 << 20)),
-        host.create("a", &new("a/b", 1 << 20)),
+        create(&host, "a", &new("x", 1 << 50)),
+        create(&host, "a", &new("vol-x", 1 << 20)),
+        create(&host, "a", &new("a/b", 1 << 20)),
     ];
     assert!(sizes.iter().all(Result::is_err));
     // This volume exhausts the total size of the key's volumes.
-    host.create("a", &new("x", 1 << 40)).unwrap();
-    let total = host.create("a", &new("y", 1 << 20));
+    create(&host, "a", &new("x", 1 << 40)).unwrap();
+    let total = create(&host, "a", &new("y", 1 << 20));
     assert!(matches!(total, Err(VolumeError::Total)));
 }
 
@@ -79,7 +86,7 @@ fn volumes_are_found_by_their_owner_only_and_tokens_belong_to_one_volume() {
 fn files_are_written_listed_read_and_removed() {
     let home = tempfile::tempdir().unwrap();
     let host = open(home.path());
-    let volume = host.create("a", &new("data", 8 << 20)).unwrap();
+    let volume = create(&host, "a", &new("data", 8 << 20)).unwrap();
     let files = || host.files(&volume).unwrap();
     let write = |at: &str, content: &[u8], force| {
         let mut upload = files().upload(&path(at), NewAttributes::default(), force)?;
@@ -191,7 +198,7 @@ fn is_served(mut stream: &UnixStream) -> bool {
 fn a_session_ends_with_invalid_messages_or_a_later_session_of_its_mount_only() {
     let home = tempfile::tempdir().unwrap();
     let host = open(home.path());
-    let volume = host.create("a", &new("data", 1 << 20)).unwrap();
+    let volume = create(&host, "a", &new("data", 1 << 20)).unwrap();
     let (first, other) = (guest(&host, &volume, 1), guest(&host, &volume, 2));
     assert!(is_served(&first) && is_served(&other));
     let second = guest(&host, &volume, 1);

@@ -201,7 +201,7 @@ export class InUseError extends apiError(e2b.SandboxError, 'in_use') {}
  */
 export class StoreUnavailableError extends apiError(e2b.ServiceBusyError, 'store_unavailable') {}
 /**
- * The host of the sandbox is dead or does not answer. The message names the host.
+ * The host of the sandbox or volume is dead or does not answer. The message names the host.
  */
 export class HostLostError extends apiError(e2b.ServiceBusyError, 'host_lost') {}
 /**

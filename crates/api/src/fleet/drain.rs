@@ -6,7 +6,7 @@
 //! sandboxes and declares silent members dead.
 
 use super::forward::{BufferedCall, Purpose};
-use super::lost::is_draining;
+use super::lost::{is_draining, stays};
 use super::{Fleet, host_lost, unavailable};
 use crate::app::App;
 use crate::caller::Caller;
@@ -122,12 +122,13 @@ impl Fleet {
             let all = app.sandboxes.list();
             let count = |is: fn(&Sandbox) -> bool| all.iter().filter(|s| is(s)).count() as u64;
             let running = count(|s| *s.state() == SandboxState::Running);
-            let paused = count(|s| *s.state() == SandboxState::Paused);
+            let paused = count(|s| *s.state() == SandboxState::Paused && !stays(s));
+            let staying = count(|s| *s.state() == SandboxState::Paused && stays(s));
             if running + paused == 0 || !(body.wait || body.force) {
                 return Ok(HostOperation {
                     host: own.to_string(),
                     state: MemberState::Draining.name().to_owned(),
-                    text: text(own, running, paused),
+                    text: text(own, running, paused, staying),
                     running: Some(running),
                     unstored: Some(paused),
                 });
@@ -201,7 +202,7 @@ impl Fleet {
 }
 
 /// Returns the message about a drain for the operator.
-fn text(host: MemberId, running: u64, paused: u64) -> String {
+fn text(host: MemberId, running: u64, paused: u64, staying: u64) -> String {
     let mut text = format!("{host} receives no more sandboxes");
     if running > 0 {
         text += &format!(
@@ -211,7 +212,13 @@ fn text(host: MemberId, running: u64, paused: u64) -> String {
     if paused > 0 {
         text += &format!("; {paused} paused sandboxes are being stored");
     }
-    if running + paused == 0 {
+    if staying > 0 {
+        text += &format!(
+            "; {staying} paused sandboxes stay, because their volumes are on this host: they cannot be \
+             resumed while its daemon is stopped"
+        );
+    }
+    if running + paused + staying == 0 {
         text += ", and has none: its daemon can be stopped";
     }
     text

@@ -9,7 +9,7 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::page::{NEXT, Page, PagePosition, with_next};
 use crate::query::Query;
-use crate::routes::bounds::MAX_UNPAGED;
+use crate::routes::bounds::{DEFAULT_VOLUMES, MAX_UNPAGED};
 use axum::Json;
 use axum::body::to_bytes;
 use axum::extract::Request;
@@ -32,6 +32,7 @@ pub(super) enum Listed {
     Snapshots,
     Functions,
     Pools,
+    VolumeSnapshots,
 }
 
 impl Listed {
@@ -42,6 +43,7 @@ impl Listed {
             "/snapshots" => Some(Self::Snapshots),
             "/functions" => Some(Self::Functions),
             "/pools" => Some(Self::Pools),
+            "/volumesnapshots" => Some(Self::VolumeSnapshots),
             _ => None,
         }
     }
@@ -196,6 +198,7 @@ impl Fleet {
         let query = Query::parse(request.uri().query().unwrap_or_default())?;
         let page = match listed {
             Listed::Templates => Page::by_name(&query, MAX_UNPAGED)?,
+            Listed::VolumeSnapshots => Page::by_name(&query, DEFAULT_VOLUMES)?,
             _ => Page::from_query(&query)?,
         };
         let mut answers = match self.call_all(caller, request, next).await? {
@@ -226,6 +229,14 @@ impl Fleet {
                 (merge_by(items, key, is_newer).into_values().collect(), None)
             }
             Listed::Pools => (merge_pools(items), None),
+            Listed::VolumeSnapshots => {
+                let id = |item: &Value| text(item, "volumeSnapshotID");
+                let items: Vec<_> = merge_by(items, id, |_, _| false).into_iter().collect();
+                // In lists by name, the time of all positions is 0.
+                let position = |(id, _): &(String, Value)| (0, id.clone());
+                let (items, token) = page.cut_merged(items, answers.has_next, position);
+                (items.into_iter().map(|(_, item)| item).collect(), token)
+            }
         };
         let response = answers.respond(&query, Value::Array(items))?;
         Ok(with_next(response, token))

@@ -272,7 +272,7 @@ impl LostSandboxes {
     }
 
     /// Gives up all stored paused sandboxes of this host, which is draining. Other hosts show and
-    /// resume them.
+    /// resume them. Sandboxes with volumes stay, because no other host can resume them.
     ///
     /// # Errors
     /// [`RecordError`] if they could not be released: they stay on this host.
@@ -287,7 +287,8 @@ impl LostSandboxes {
         }
         let _releasing = self.releasing.lock().await;
         let all = sandboxes.list();
-        let entries = all.iter().filter_map(|sandbox| entry_of(rows, sandbox));
+        let movable = all.iter().filter(|sandbox| !stays(sandbox));
+        let entries = movable.filter_map(|sandbox| entry_of(rows, sandbox));
         let entries: Vec<_> = entries
             .filter(|entry| entry.state == RosterState::Stored)
             .collect();
@@ -304,6 +305,11 @@ impl LostSandboxes {
         }
         Ok(())
     }
+}
+
+/// Returns whether a sandbox can run on its host only, because this host has its volumes.
+pub(super) fn stays(sandbox: &Sandbox) -> bool {
+    !sandbox.settings().volumes.is_empty()
 }
 
 /// Returns the sandbox of a roster, as it is shown.

@@ -6,7 +6,7 @@
 //! the record in the store that decides which host of a fleet may run the sandbox. A *draining*
 //! host receives no new sandboxes, and gives up its stored ones: other hosts may resume them.
 
-use super::lost::LostSandbox;
+use super::lost::{LostSandbox, stays};
 use super::route::{buffer, is_resume};
 use super::{Fleet, HOST_LOST};
 use crate::app::App;
@@ -98,7 +98,8 @@ impl Fleet {
     }
 
     /// Gives up a paused sandbox of this host, which is draining, when it is stored and the other
-    /// hosts know of the drain. Returns whether it did. A sandbox that is not paused stays.
+    /// hosts know of the drain. Returns whether it did. A sandbox that is not paused or has volumes
+    /// stays.
     pub(super) async fn gives_up(&self, app: &App, caller: &Caller, id: &str) -> bool {
         let released = async {
             loop {
@@ -106,7 +107,8 @@ impl Fleet {
                     return true;
                 }
                 let sandbox = app.sandbox(caller, id, Liveness::Alive);
-                let is_paused = sandbox.is_ok_and(|s| *s.state() == SandboxState::Paused);
+                let is_paused =
+                    sandbox.is_ok_and(|s| *s.state() == SandboxState::Paused && !stays(&s));
                 if !is_paused || !self.is_draining() || !self.lost.has_rosters() {
                     return false;
                 }

@@ -18,13 +18,15 @@ use jiffy_fleet_core::MemberId;
 
 impl Fleet {
     /// Restricts the hosts of a create to the host of its private network, if the network exists.
+    /// `volume_host` is the host of the volumes of the sandbox.
     ///
     /// # Errors
-    /// Fails if the host of the network is lost.
+    /// Fails if the host of the network is lost, or the volumes are on another host.
     pub(super) async fn restrict_to_network(
         &self,
         owner: Option<&str>,
         network: &str,
+        volume_host: Option<MemberId>,
         allowed: &mut Vec<MemberId>,
     ) -> Result<(), ApiError> {
         let hash = self.network_hash(owner, network);
@@ -38,6 +40,14 @@ impl Fleet {
             let network = short(network);
             let why = format!("all sandboxes of the private network `{network}` are on it");
             return Err(host_lost(place.member, &why));
+        }
+        if let Some(host) = volume_host.filter(|host| *host != place.member) {
+            return Err(ApiError::host_busy(format!(
+                "no host can run the sandbox: its private network `{}` is on host {}, but its volumes \
+                 are on host {host}",
+                short(network),
+                place.member
+            )));
         }
         // The host may lack the template or snapshot. It then reports this itself.
         *allowed = vec![place.member];

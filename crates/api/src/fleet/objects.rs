@@ -1,4 +1,5 @@
-//! Calls on snapshots, templates, builds, pools and functions of other members.
+//! Calls on snapshots, templates, builds, pools and functions of other members, and on snapshots of
+//! volumes.
 //!
 //! A *member* is a host of the fleet. The *warm pool* of a template has guests that were started in
 //! advance and wait for a create.
@@ -32,6 +33,8 @@ pub(super) enum Object {
     Function(String),
     /// Warm pool of a template.
     Pool(String),
+    /// Snapshot of a volume of the caller, by id.
+    VolumeSnapshot(String),
 }
 
 /// Quality of the match between an object of a member and a call. A greater value is a better
@@ -53,7 +56,7 @@ const SNAPSHOT: u8 = 2;
 const OWN: u8 = 3;
 
 /// Returns a decoded part of a path.
-fn decoded(part: &str) -> Option<String> {
+pub(super) fn decoded(part: &str) -> Option<String> {
     let text = percent_decode_str(part).decode_utf8().ok()?;
     Some(text.into_owned()).filter(|text| !text.is_empty())
 }
@@ -72,6 +75,7 @@ impl Object {
             ["templates", id, ..] => decoded(id).map(Self::Template),
             ["functions", name, ..] => decoded(name).map(Self::Function),
             ["pools", id] => decoded(id).map(Self::Pool),
+            ["volumesnapshots", id] => decoded(id).map(Self::VolumeSnapshot),
             _ => None,
         }
     }
@@ -88,6 +92,7 @@ impl Object {
             }
             Self::Function(name) => (Method::GET, format!("/functions/{}", part(name))),
             Self::Pool(id) => (Method::PUT, format!("/pools/{}", part(id))),
+            Self::VolumeSnapshot(id) => (Method::DELETE, format!("/volumesnapshots/{}", part(id))),
         };
         let uri = path.parse();
         Ok((
@@ -151,6 +156,9 @@ impl App {
                 }
             }
             Object::Function(name) => Ok(existing(self.function(caller, name))?.map(|_| own())),
+            Object::VolumeSnapshot(id) => {
+                Ok(existing(self.volume_snapshot(caller, id))?.map(|_| own()))
+            }
             Object::Pool(id) => {
                 let Some(info) = existing(self.template(caller, id))? else {
                     return Ok(None);
@@ -247,6 +255,11 @@ mod tests {
             ),
             ("/functions/f/invoke/a/b", Some(Object::Function(text("f")))),
             ("/pools/base", Some(Object::Pool(text("base")))),
+            (
+                "/volumesnapshots/v",
+                Some(Object::VolumeSnapshot(text("v"))),
+            ),
+            ("/volumesnapshots", None),
             ("/templates/tags", None),
             ("/templates/prune", None),
             ("/templates", None),

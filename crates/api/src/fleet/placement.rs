@@ -9,6 +9,7 @@
 //! coordinator's directory. The *tables* of the fleet contain API keys and template names. Each
 //! member has a copy in memory.
 
+use super::create_answer::{error_of, read};
 use super::forward::BufferedCall;
 use super::scope::{self, Scope};
 use super::why::LocalDecision;
@@ -19,7 +20,6 @@ use crate::caller::Caller;
 use crate::error::{ApiError, HOST_BUSY, HOST_LOST};
 use crate::lookup::{Origin, short};
 use crate::quota::{BUDGET_TIMEOUT, fleet_needs, fleet_refusal, running};
-use axum::body::{Body, to_bytes};
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
@@ -29,15 +29,12 @@ use jiffy_fleet::node::{NotPlaced, PlaceError, PlaceRequest, Placed, PlacementEn
 use jiffy_fleet_core::record::HostLabel;
 use jiffy_fleet_core::{MemberId, SandboxHash};
 use jiffy_sandbox_manager::QuotaAmount;
-use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// Maximum number of hosts that are tried for one sandbox.
 const MAX_HOSTS: usize = 3;
 /// Maximum number of hosts to which a create is restricted.
 const MAX_ALLOWED: usize = 16;
-/// Maximum size of the answer to a create.
-const MAX_ANSWER_BYTES: usize = 1 << 20;
 /// Pause before a request is repeated while unused shares are recalled.
 const RECALL_PAUSE: Duration = Duration::from_millis(250);
 /// Maximum time for which a taken name is requested again although its host has no such sandbox.
@@ -85,7 +82,13 @@ struct Create {
 
 impl App {
     /// Returns the request for a host of a new sandbox.
-    fn create_of(&self, fleet: &Fleet, caller: &Caller, body: &NewSandbox, scope: Scope) -> Create {
+    fn create_of(
+        &self,
+        fleet: &Fleet,
+        caller: &Caller,
+        body: &NewSandbox,
+        (scope, volume_host): (Scope, Option<MemberId>),
+    ) -> Create {
         let id = &*body.template_id;
         let origin = self.origin(caller, id);
         let size = match &origin {
@@ -105,6 +108,7 @@ impl App {
             disk_mib: u32::try_from(size.disk_mib).unwrap_or(u32::MAX),
             needs_microvm: is_engine(EngineName::MicroVm),
             needs_gvisor: is_engine(EngineName::Gvisor),
+            volume_host,
             ..PlaceRequest::default()
         };
         // A name in the table denotes one version on all hosts.
@@ -120,6 +124,10 @@ impl App {
             _ if let Some(version) = version => request.templates = vec![version],
             Ok(Origin::Template(info)) => {
                 request.templates = vec![fleet.template_hash(&info.reference())];
+            }
+            // The host of the volumes fetches the snapshot from the store.
+            Ok(Origin::Snapshot(_)) if let Some(host) = volume_host => {
+                request.allowed = vec![host];
             }
             // The files of a snapshot are on this host.
             Ok(Origin::Snapshot(_)) => request.allowed = vec![fleet.node.id()],
@@ -179,8 +187,10 @@ impl Fleet {
         };
         scope::check(&body)?;
         let scope = self.scope(body.distribution_scope.as_deref())?;
+        let volume_host = self.home_of_volumes(caller, body.volume_mounts.as_deref())?;
+        scope.expect_volumes(volume_host)?;
         let owner = caller.owner_id();
-        let mut create = app.create_of(self, caller, &body, scope);
+        let mut create = app.create_of(self, caller, &body, (scope, volume_host));
         create.request.name = name.map(|name| self.name_hash(owner.as_deref(), name));
         create.request.idempotency = idempotency;
         let network = body.network.as_ref().and_then(|n| n.join.as_deref());
@@ -188,14 +198,14 @@ impl Fleet {
         for _ in 0..MAX_HOSTS {
             if let Some(network) = network {
                 let allowed = &mut create.request.allowed;
-                self.restrict_to_network(owner.as_deref(), network, allowed)
+                self.restrict_to_network(owner.as_deref(), network, volume_host, allowed)
                     .await?;
             }
             let placed = match self.target(app, caller, &call, &mut create, name).await? {
                 Some(Target::Placed(placed)) => placed,
                 Some(Target::Received(member)) => return self.forward_to(member, &call).await,
                 Some(Target::Own) => {
-                    self.check_own(&create.request.labels, &create.scope)?;
+                    self.check_own(&create.request.labels, &create.scope, volume_host)?;
                     let (request, next) = own.take().ok_or_else(no_coordinator)?;
                     let response = next.run(request).await;
                     let (response, id) = read(response).await;
@@ -242,6 +252,11 @@ impl Fleet {
                 return Ok(response);
             }
         }
+        if let Some(home) = create.lacks_template() {
+            let template = (&*create.template, create.is_origin_local);
+            let explained = self.explain_missing_template(&call, home, template);
+            explained.await?;
+        }
         create.rejected()
     }
 
@@ -282,7 +297,8 @@ impl Fleet {
         end.rejected = Some(message.clone());
         self.node.end_placement(end);
         let is_rejected = matches!(&*code, HOST_BUSY | "engine_unavailable")
-            || code == "template_not_found" && !create.is_origin_local;
+            || code == "template_not_found"
+                && (!create.is_origin_local || create.request.volume_host.is_some());
         if !is_rejected {
             return Some(response);
         }
@@ -390,8 +406,11 @@ impl Fleet {
             return Err(unavailable("the templates of the hosts change: retry"));
         }
         create.has_asked = true;
-        if create.is_origin_local {
-            create.request.allowed = vec![self.node.id()];
+        // No other host may run the sandbox. The host of the volumes builds a stock template, or
+        // fetches a snapshot from the store.
+        let only = create.request.volume_host;
+        if let Some(only) = only.or(create.is_origin_local.then(|| self.node.id())) {
+            create.request.allowed = vec![only];
             return Ok(());
         }
         let mut hosts = self.places_of_origin(call, &create.template).await?;
@@ -417,6 +436,14 @@ impl Fleet {
 }
 
 impl Create {
+    /// Returns the host of the volumes if it has rejected the sandbox because it lacks the
+    /// template.
+    fn lacks_template(&self) -> Option<MemberId> {
+        let status = self.last.as_ref().map(Response::status);
+        let is_missing = status == Some(axum::http::StatusCode::NOT_FOUND);
+        self.request.volume_host.filter(|_| is_missing)
+    }
+
     /// Returns the answer after the rejections of all tried hosts.
     fn rejected(self) -> Result<Response, ApiError> {
         match self.last {
@@ -442,36 +469,4 @@ pub(super) fn name_taken(name: &str) -> ApiError {
     let name = short(name);
     let message = format!("the name `{name}` belongs to another of your sandboxes");
     ApiError::conflict("name_taken", message)
-}
-
-/// Reads a response. Returns it again, with the value of its body.
-async fn buffered(response: Response) -> (Response, Value) {
-    let (parts, body) = response.into_parts();
-    match to_bytes(body, MAX_ANSWER_BYTES).await {
-        Ok(bytes) => {
-            let value = serde_json::from_slice(&bytes).unwrap_or_default();
-            (Response::from_parts(parts, Body::from(bytes)), value)
-        }
-        Err(error) => {
-            let error = ApiError::internal(format!("cannot read the answer of a host: {error}"));
-            (
-                axum::response::IntoResponse::into_response(error),
-                Value::Null,
-            )
-        }
-    }
-}
-
-/// Returns a response with the id of the new sandbox.
-async fn read(response: Response) -> (Response, Option<String>) {
-    let (response, value) = buffered(response).await;
-    let id = value["sandboxID"].as_str().map(str::to_owned);
-    (response, id)
-}
-
-/// Returns a response with its error code and message.
-async fn error_of(response: Response) -> (Response, String, String) {
-    let (response, value) = buffered(response).await;
-    let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
-    (response, text("error_code"), text("message"))
 }

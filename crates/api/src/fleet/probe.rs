@@ -2,6 +2,7 @@
 //! records are the small objects by which the hosts agree. They are in the store or in etcd.
 
 use super::Fleet;
+use super::lost::stays;
 use crate::error::ApiError;
 use jiffy_api_types::{BackendStatus, HostLoss};
 use jiffy_fleet::roster::RosterState;
@@ -100,12 +101,16 @@ impl Fleet {
         dead.map(|row| {
             let sandboxes = self.lost.of_host(row.id);
             let count = |state| sandboxes.iter().filter(|lost| lost.state == state).count() as u64;
+            // No other host has the volumes of these sandboxes.
+            let stored = sandboxes.iter();
+            let stored = stored.filter(|lost| lost.state == RosterState::Stored);
+            let with_volumes = stored.filter(|lost| stays(&lost.record)).count() as u64;
             let unstored = sandboxes.iter();
             let unstored = unstored.filter(|lost| lost.state == RosterState::Paused);
             HostLoss {
                 host: row.id.to_string(),
                 since_ms: row.dead_since_ms,
-                resumable: count(RosterState::Stored),
+                resumable: count(RosterState::Stored) - with_volumes,
                 broken: count(RosterState::Running),
                 unstored: unstored
                     .map(|lost| lost.record.id().to_owned())

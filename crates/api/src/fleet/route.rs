@@ -7,8 +7,8 @@
 //! own roster, and the other hosts read it when the host is lost. Paused sandboxes that a draining
 //! host has given up are in one more roster.
 
+use super::call::Call;
 use super::forward::{BufferedCall, Forwarded, Purpose};
-use super::lists::Listed;
 use super::objects::{Object, is_probe};
 use super::streams::opens_stream;
 use super::{Fleet, SANDBOX_MOVED, host_lost};
@@ -26,92 +26,8 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use jiffy_engine_api::is_id;
 use jiffy_fleet::node::LocateError;
 use jiffy_fleet_core::{MemberId, RowState};
-use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use std::ops::ControlFlow;
-
-/// Kind of a call.
-enum Call {
-    /// On the sandbox with this id, name or prefix.
-    Sandbox(String),
-    /// List of sandboxes.
-    List,
-    /// Usage of several sandboxes.
-    Metrics,
-    /// Creation of a sandbox.
-    Create,
-    /// On an object of some members.
-    Object(Object),
-    /// On the template that the body names.
-    NamedTemplate,
-    /// List of objects.
-    Objects(Listed),
-    /// Comparison of several sandboxes or snapshots.
-    Compared(Vec<String>),
-    /// Lineage of a sandbox or snapshot.
-    Lineage,
-    /// Limits and usage of a key.
-    Limits,
-    /// Events, entries of the audit log, or usage. The handlers of these calls request the data of
-    /// all members and merge them.
-    Events,
-    /// All other calls, which this host answers itself.
-    Local,
-}
-
-impl Call {
-    fn of_request(request: &Request) -> Self {
-        match request.uri().path() {
-            // These calls name their object in the query.
-            "/lineage" => Self::Lineage,
-            "/compare" => Self::of_comparison(request.uri().query().unwrap_or_default()),
-            path => Self::of(request.method(), path),
-        }
-    }
-
-    /// Returns the objects of a call of `/compare`.
-    fn of_comparison(query: &str) -> Self {
-        let Ok(query) = Query::parse(query) else {
-            return Self::Local;
-        };
-        let ids = ["a", "b"].into_iter().filter_map(|name| query.get(name));
-        Self::Compared(ids.map(str::to_owned).collect())
-    }
-
-    /// Classifies a call by its method and path.
-    fn of(method: &Method, path: &str) -> Self {
-        let version = ["/v2/", "/v3/"].into_iter().find(|v| path.starts_with(v));
-        let path = path
-            .get(version.map_or(0, |v| v.len() - 1)..)
-            .unwrap_or(path);
-        match (method.as_str(), path) {
-            ("POST", "/templates") | ("POST" | "DELETE", "/templates/tags") => {
-                return Self::NamedTemplate;
-            }
-            ("GET", path) if let Some(listed) = Listed::at(path) => return Self::Objects(listed),
-            _ => {}
-        }
-        if let Some(object) = Object::in_path(path) {
-            return Self::Object(object);
-        }
-        let mut parts = path.trim_start_matches('/').split('/');
-        match (method.as_str(), parts.next()) {
-            (_, Some("sandboxes")) => {}
-            ("GET", Some("limits")) => return Self::Limits,
-            ("GET", Some("events" | "audit" | "usage")) => return Self::Events,
-            _ => return Self::Local,
-        }
-        match (method.as_str(), parts.next()) {
-            ("GET", None) => Self::List,
-            ("POST", None) => Self::Create,
-            ("GET", Some("metrics")) => Self::Metrics,
-            (_, Some(id)) if !id.is_empty() => {
-                let decoded = percent_decode_str(id).decode_utf8();
-                decoded.map_or(Self::Local, |id| Self::Sandbox(id.into_owned()))
-            }
-            _ => Self::Local,
-        }
-    }
-}
 
 /// Forwards a call to the member that has its sandbox, or merges the answers of all members.
 pub(crate) async fn route(State(app): State<App>, request: Request, next: Next) -> Response {
@@ -132,6 +48,9 @@ pub(crate) async fn route(State(app): State<App>, request: Request, next: Next) 
             fleet.on_host(&host, &caller, request, next).await
         }
         Call::Local | Call::Events => Ok(next.run(request).await),
+        Call::NewVolume | Call::Volume(_) if is_forwarded => Ok(next.run(request).await),
+        Call::NewVolume => fleet.new_volume(&caller, request, next).await,
+        Call::Volume(which) => fleet.on_volume(&app, &caller, &which, request, next).await,
         Call::Object(object) if is_probe(&request) => app.answer_probe(&caller, &object),
         Call::List | Call::Metrics | Call::Objects(_) | Call::Object(_) | Call::NamedTemplate
             if is_forwarded =>
@@ -326,7 +245,7 @@ impl Fleet {
     }
 
     /// Executes a call on one member only.
-    async fn on_host(
+    pub(super) async fn on_host(
         &self,
         host: &str,
         caller: &Caller,
@@ -454,47 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_on_sandboxes_are_recognised_in_all_versions() {
-        let kind = |call: Call| match call {
-            Call::Sandbox(id) => id,
-            Call::List => "list".to_owned(),
-            Call::Metrics => "metrics".to_owned(),
-            Call::Create => "create".to_owned(),
-            Call::Lineage => "lineage".to_owned(),
-            Call::Limits => "limits".to_owned(),
-            Call::Events => "events".to_owned(),
-            Call::Local => "local".to_owned(),
-            Call::Object(object) => format!("{object:?}"),
-            Call::NamedTemplate => "template".to_owned(),
-            Call::Objects(listed) => format!("{listed:?}"),
-            Call::Compared(ids) => ids.join(" "),
-        };
-        for (method, path, expected) in [
-            (Method::GET, "/sandboxes", "list"),
-            (Method::GET, "/v2/sandboxes", "list"),
-            (Method::POST, "/v2/sandboxes", "create"),
-            (Method::GET, "/sandboxes/metrics", "metrics"),
-            (Method::GET, "/sandboxes/abc", "abc"),
-            (Method::GET, "/v2/sandboxes/abc/logs", "abc"),
-            (Method::DELETE, "/sandboxes/a%2Db", "a-b"),
-            (Method::GET, "/templates", "Templates"),
-            (Method::POST, "/v3/templates", "template"),
-            (Method::DELETE, "/templates/tags", "template"),
-            (Method::POST, "/templates/prune", "local"),
-            (Method::GET, "/pools", "Pools"),
-            (Method::PATCH, "/v2/templates/web", "Template(\"web\")"),
-            (Method::PUT, "/templates/web/alias", "Template(\"web\")"),
-            (Method::GET, "/v2", "local"),
-            (Method::GET, "/sandboxes/", "local"),
-            (Method::GET, "/limits", "limits"),
-            (Method::GET, "/events", "events"),
-            (Method::GET, "/events/sandboxes/abc", "events"),
-            (Method::GET, "/fleet", "local"),
-            (Method::GET, "/sandboxes/%ff", "local"),
-        ] {
-            assert_eq!(kind(Call::of(&method, path)), expected, "{path}");
-        }
-        assert_eq!(kind(Call::of_comparison("a=x&b=y&path=/a")), "x y");
+    fn the_id_in_the_path_of_a_sandbox_is_encoded() {
         assert_eq!(sandbox_uri("a-b").unwrap().to_string(), "/sandboxes/a%2Db");
     }
 }

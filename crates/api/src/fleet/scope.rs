@@ -46,6 +46,19 @@ impl Scope {
         }
     }
 
+    /// Checks that the member with the volumes of the sandbox may run it.
+    ///
+    /// # Errors
+    /// Fails if the volumes are on another member.
+    pub fn expect_volumes(&self, volume_host: Option<MemberId>) -> Result<(), ApiError> {
+        match volume_host.filter(|host| !self.contains(*host)) {
+            Some(host) => Err(ApiError::host_busy(format!(
+                "no host of `distributionScope` can run the sandbox: its volumes are on {host} only"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Restricts `allowed`, the members to which a create is restricted for other reasons. An empty
     /// list allows all members.
     ///
@@ -108,7 +121,18 @@ impl Fleet {
     }
 
     /// Checks that this host meets the requirements of a create, if no coordinator is available.
-    pub(super) fn check_own(&self, labels: &[HostLabel], scope: &Scope) -> Result<(), ApiError> {
+    /// `volume_host` is the host of its volumes.
+    pub(super) fn check_own(
+        &self,
+        labels: &[HostLabel],
+        scope: &Scope,
+        volume_host: Option<MemberId>,
+    ) -> Result<(), ApiError> {
+        if let Some(host) = volume_host.filter(|host| *host != self.node.id()) {
+            return Err(unavailable(format!(
+                "no coordinator is available, and the volumes of the sandbox are on host {host}: retry"
+            )));
+        }
         let members = self.node.members();
         let own = members.row(self.node.id());
         let has = |label: &&HostLabel| own.is_some_and(|row| row.capacity.labels.contains(label));

@@ -1,13 +1,15 @@
 //! Reservations of quota for sandboxes that are about to start, and for new volumes. A reservation
 //! ends when the sandbox counts as used itself.
 
-use super::{Quota, refusal, running};
+use super::{BUDGET_TIMEOUT, Denied, Quota, refusal, running};
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::keys::Key;
 use jiffy_engine_api::SandboxSize;
 use jiffy_sandbox_manager::{DiskLimit, QuotaAmount, QuotaPermit, QuotaRequest, Sandbox};
 use jiffy_volumes::{DEFAULT_BYTES, MIN_BYTES};
 use std::sync::Arc;
+use std::time::Instant;
 
 impl Quota {
     /// Reserves `count` new sandboxes, which also count for the caller's creates per minute.
@@ -72,7 +74,7 @@ impl Quota {
     /// Reserves the size of a new volume. Returns the size: by default [`DEFAULT_BYTES`], but
     /// at most half of the space that the limit of the key leaves. Free space on the disk of
     /// the host is not required, because most volumes never reach their size.
-    pub fn reserve_volume(
+    pub async fn reserve_volume(
         self: &Arc<Self>,
         caller: &Caller,
         bytes: Option<u64>,
@@ -81,10 +83,28 @@ impl Quota {
         let Some(key) = caller.key() else {
             return Ok((bytes.unwrap_or(DEFAULT_BYTES), QuotaPermit::unlimited()));
         };
+        let deadline = Instant::now() + BUDGET_TIMEOUT;
+        loop {
+            match self.try_reserve_volume(key, bytes) {
+                Ok(reserved) => return Ok(reserved),
+                Err(Denied::Shares(missing)) if Instant::now() < deadline => {
+                    self.request_shares(key, missing, deadline).await?;
+                }
+                Err(denied) => return Err(denied.error()),
+            }
+        }
+    }
+
+    /// Like [`Self::reserve_volume`] for a key, without waiting.
+    fn try_reserve_volume(
+        self: &Arc<Self>,
+        key: &Key,
+        bytes: Option<u64>,
+    ) -> Result<(u64, QuotaPermit), Denied> {
         let limits = self.limits_of(key);
         let mut ledger = self.ledger.lock();
         // Read the usage under the lock of the ledger, as for other requests.
-        let usage = self.usage_of(&key.id)?;
+        let usage = self.usage_of(&key.id).map_err(Denied::Final)?;
         let now = usage.amount() + ledger.reserved(&key.id);
         let bytes = bytes.unwrap_or_else(|| {
             let left =
@@ -101,8 +121,10 @@ impl Quota {
             disk_floor: None,
         };
         if let Some(refusal) = refusal::check(&limits, &usage, now, &request) {
-            return Err(refusal);
+            return Err(Denied::Final(refusal));
         }
+        let shares = self.fleet.admit(&key.id, &limits, now, amount);
+        shares.map_err(Denied::Shares)?;
         ledger.reserve(&key.id, amount);
         Ok((bytes, self.permit(key, (amount, DiskLimit::Key))))
     }

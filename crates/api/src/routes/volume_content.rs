@@ -32,7 +32,7 @@ pub(crate) const MAX_MODE: u64 = 0o7777;
 /// Parts of a body that are in flight between a connection and a volume.
 const QUEUED_PARTS: usize = 4;
 /// Start of the tokens of volumes.
-const TOKEN_PREFIX: &str = "jiffy_volume_";
+pub(crate) const TOKEN_PREFIX: &str = "jiffy_volume_";
 
 /// `GET /volumecontent/{volumeID}/path`: returns an entry.
 pub(super) async fn stat(

@@ -5,7 +5,7 @@ use super::volumes::{DEFAULT_PAGE, refused};
 use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::owned_objects::{blocking, not_in_a_fleet};
+use crate::owned_objects::blocking;
 use crate::page::Page;
 use crate::query::Query;
 use crate::wire::volume::shown_snapshot;
@@ -59,14 +59,22 @@ pub(super) async fn remove(
 impl App {
     /// Returns the snapshots of volumes in the store of this host.
     pub(super) fn stored_volumes(&self) -> Result<&Arc<StoredVolumes>, ApiError> {
-        if self.volumes.is_none() {
-            return Err(not_in_a_fleet("volumes"));
-        }
+        self.volumes()?;
         self.stored_volumes.as_ref().ok_or_else(|| {
             ApiError::unsupported_option(
                 "snapshots of volumes need a store: start the daemon with `jiffy serve --store`",
             )
         })
+    }
+
+    /// Returns a snapshot of a volume of the caller that this host has taken.
+    pub(crate) fn volume_snapshot(
+        &self,
+        caller: &Caller,
+        id: &str,
+    ) -> Result<jiffy_volumes::VolumeSnapshot, ApiError> {
+        let owner = caller.owner_id().unwrap_or_default();
+        self.stored_volumes()?.get(&owner, id).map_err(refused)
     }
 
     /// Removes the snapshots of volumes of a revoked key whose resources are removed.

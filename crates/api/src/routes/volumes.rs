@@ -7,7 +7,8 @@ use crate::app::App;
 use crate::body::Required;
 use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::owned_objects::{blocking, for_owner, not_in_a_fleet};
+use crate::fleet::HomedVolume;
+use crate::owned_objects::{blocking, for_owner};
 use crate::page::Page;
 use crate::query::Query;
 use crate::wire::volume::shown;
@@ -16,6 +17,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use jiffy_api_types::{EventType, NewVolume, NewVolumeMount, VolumeAndToken};
+use jiffy_fleet_core::MemberId;
 use jiffy_sandbox_manager::{MountedVolume, QuotaPermit};
 use jiffy_volumes::{DEFAULT_FILES, HostVolumes, MAX_BYTES, MIN_BYTES, VolumeError};
 use std::sync::Arc;
@@ -41,10 +43,18 @@ pub(super) async fn list(
 ) -> Result<Response, ApiError> {
     let page = Page::by_name(&query, DEFAULT_PAGE)?;
     let (after, fetch) = (page.after_name().map(str::to_owned), page.fetch_limit());
+    app.volumes()?;
+    if let Some(fleet) = &app.fleet {
+        let mut found = fleet.volumes_of(&caller.owner_id().unwrap_or_default());
+        found.retain(|one| after.as_ref().is_none_or(|after| one.volume.name > *after));
+        found.truncate(fetch);
+        let shown = |one: HomedVolume| shown(&one.volume, Some(one.home));
+        return Ok(page.response_by_name(found, |one| &one.volume.name, shown));
+    }
     let list =
         move |host: &HostVolumes, owner: &str| host.volumes().list(owner, after.as_deref(), fetch);
     let found = app.on_volumes(&caller, list).await?;
-    Ok(page.response_by_name(found, |volume| &volume.name, |one| shown(&one)))
+    Ok(page.response_by_name(found, |volume| &volume.name, |one| shown(&one, None)))
 }
 
 /// `GET /volumes/{volumeID}`: returns a volume with its token.
@@ -57,11 +67,12 @@ pub(super) async fn one(
     if caller.is_read_only() {
         return Err(ApiError::read_only());
     }
+    let home = app.own_member();
     let get = move |host: &HostVolumes, owner: &str| {
         let found = host.volumes().get(owner, &which)?;
         let token = host.volumes().token(&found)?;
         Ok(VolumeAndToken {
-            volume: shown(&found),
+            volume: shown(&found, home),
             token,
         })
     };
@@ -75,16 +86,23 @@ pub(super) async fn create(
     Required(body): Required<NewVolume>,
 ) -> Result<(StatusCode, Json<VolumeAndToken>), ApiError> {
     // Fail first if this host has no volumes, before a quota is checked.
-    app.volumes()?;
+    let volumes = app.volumes()?.clone();
+    if app.fleet.is_none() && body.host.is_some() {
+        return Err(ApiError::unsupported_option(
+            "`host` is not supported: this host is in no fleet",
+        ));
+    }
+    let owner = caller.owner_id().unwrap_or_default();
     let mut size = body.size_mb.map(|mib| mib.saturating_mul(1 << 20));
     let mut files = body.max_files;
     if let Some(id) = &body.volume_snapshot_id {
-        let (stored, id) = (app.stored_volumes()?.clone(), id.clone());
-        let find = move |owner: &str| stored.get(owner, &id);
-        let found = for_owner(&caller, refused, find).await?;
+        // All members of a fleet have the same store.
+        let found = app.stored_volumes()?.sizes(&owner, id, app.fleet.is_some());
+        let found = found.await.map_err(refused)?;
         // The sizes of the volume of which the snapshot was taken.
         size = size.or(Some(found.size));
         files = files.or(Some(found.files));
+        found.check(size.unwrap_or_default()).map_err(refused)?;
     }
     // The permit counts until the volume counts as used.
     let (bytes, _permit) = match size {
@@ -92,21 +110,33 @@ pub(super) async fn create(
         Some(bytes) if !(MIN_BYTES..=MAX_BYTES).contains(&bytes) => {
             (bytes, QuotaPermit::unlimited())
         }
-        size => app.quota.reserve_volume(&caller, size)?,
+        size => app.quota.reserve_volume(&caller, size).await?,
     };
     let new = jiffy_volumes::NewVolume {
         name: body.name.unwrap_or_default(),
         bytes,
         files: files.unwrap_or(DEFAULT_FILES),
     };
-    if let Some(id) = body.volume_snapshot_id {
-        let owner = caller.owner_id().unwrap_or_default();
-        let restoring = app.stored_volumes()?.restore(&owner, &id, new);
-        let restored = restoring.await.map_err(refused)?;
-        return created(&app, &caller, restored).await;
+    let new = volumes.prepare(&owner, &new).map_err(refused)?;
+    // In a fleet, the name is reserved before the files are created.
+    let row = match &app.fleet {
+        Some(fleet) => fleet.add_volume(&new).await?,
+        None => None,
+    };
+    let volume = new.clone();
+    let done = match &body.volume_snapshot_id {
+        Some(id) => {
+            let restored = app.stored_volumes()?.restore(id, &new).await;
+            restored.map_err(refused)
+        }
+        None => blocking(refused, move || volumes.create(&volume)).await,
+    };
+    if let Err(error) = done {
+        if let Some(row) = row {
+            row.discard().await;
+        }
+        return Err(error);
     }
-    let create = move |host: &HostVolumes, owner: &str| host.create(owner, &new);
-    let new = app.on_volumes(&caller, create).await?;
     created(&app, &caller, new).await
 }
 
@@ -116,10 +146,11 @@ async fn created(
     caller: &Caller,
     new: jiffy_volumes::Volume,
 ) -> Result<(StatusCode, Json<VolumeAndToken>), ApiError> {
+    let home = app.own_member();
     let answer = move |host: &HostVolumes, _: &str| {
         let token = host.volumes().token(&new)?;
         Ok(VolumeAndToken {
-            volume: shown(&new),
+            volume: shown(&new, home),
             token,
         })
     };
@@ -136,8 +167,9 @@ pub(super) async fn remove(
     Path(which): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     let sandboxes = app.sandboxes.clone();
+    let name = which.clone();
     let remove = move |host: &HostVolumes, owner: &str| {
-        let found = host.volumes().get(owner, &which)?;
+        let found = host.volumes().get(owner, &name)?;
         let users = sandboxes.sandboxes_with_volume(&found.id);
         if !users.is_empty() {
             let (count, shown) = (
@@ -156,8 +188,23 @@ pub(super) async fn remove(
         host.remove(&found)?;
         Ok(found)
     };
-    let removed = app.on_volumes(&caller, remove).await?;
+    let removed = match app.on_volumes(&caller, remove).await {
+        Ok(removed) => removed,
+        Err(error) if error.status == StatusCode::NOT_FOUND => {
+            // An earlier call has removed the files, but could not release the name.
+            let owner = caller.owner_id().unwrap_or_default();
+            let row = app
+                .fleet
+                .as_ref()
+                .and_then(|fleet| fleet.own_volume(&owner, &which));
+            row.ok_or(error)?
+        }
+        Err(error) => return Err(error),
+    };
     app.report_object(EventType::VolumeDeleted, caller.owner_id(), &removed.name);
+    if let Some(fleet) = &app.fleet {
+        fleet.remove_volumes(vec![removed.id]).await?;
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -165,7 +212,12 @@ impl App {
     /// Returns the volumes of this host.
     pub(crate) fn volumes(&self) -> Result<&Arc<HostVolumes>, ApiError> {
         let volumes = self.volumes.as_ref();
-        volumes.ok_or_else(|| not_in_a_fleet("volumes"))
+        volumes.ok_or_else(|| ApiError::unsupported_option("this host has no volumes"))
+    }
+
+    /// Returns the number of this host in its fleet. `None` without a fleet.
+    fn own_member(&self) -> Option<MemberId> {
+        self.fleet.as_ref().map(|fleet| fleet.node().id())
     }
 
     /// Calls `work` with the volumes of this host and the owner of the caller's volumes.
@@ -184,7 +236,7 @@ impl App {
         caller: &Caller,
         mounts: Option<Vec<NewVolumeMount>>,
     ) -> Result<Vec<MountedVolume>, ApiError> {
-        let mounts = mounts.unwrap_or_default();
+        let mut mounts = mounts.unwrap_or_default();
         if mounts.is_empty() {
             return Ok(Vec::new());
         }
@@ -199,6 +251,15 @@ impl App {
                 return Err(ApiError::invalid(
                     "`volumeMounts`: a path must not be equal to or below another path",
                 ));
+            }
+        }
+        if let Some(fleet) = &self.fleet {
+            let owner = caller.owner_id().unwrap_or_default();
+            for mount in &mut mounts {
+                // Names are unique in the whole fleet.
+                if let Some(id) = fleet.volume_here(&owner, &mount.name)? {
+                    mount.name = id;
+                }
             }
         }
         let resolve = move |host: &HostVolumes, owner: &str| {
@@ -229,10 +290,17 @@ impl App {
             }
             Ok(all)
         };
-        for volume in blocking(refused, remove).await? {
+        let removed = blocking(refused, remove).await?;
+        for volume in &removed {
             self.report_object(EventType::VolumeDeleted, Some(key.to_owned()), &volume.name);
         }
-        Ok(())
+        match &self.fleet {
+            Some(fleet) => {
+                let ids = removed.into_iter().map(|volume| volume.id);
+                fleet.remove_volumes(ids.collect()).await
+            }
+            None => Ok(()),
+        }
     }
 }
 

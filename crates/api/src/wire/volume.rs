@@ -2,16 +2,18 @@
 
 use super::moment;
 use jiffy_api_types::{Moment, Volume, VolumeEntry, VolumeEntryType, VolumeSnapshot};
+use jiffy_fleet_core::MemberId;
 use jiffy_volumes::{Entry, EntryKind};
 
-/// Returns a volume as clients see it.
-pub(crate) fn shown(volume: &jiffy_volumes::Volume) -> Volume {
+/// Returns a volume as clients see it. `host` is the member of a fleet that has its files.
+pub(crate) fn shown(volume: &jiffy_volumes::Volume, host: Option<MemberId>) -> Volume {
     Volume {
         volume_id: volume.id.clone(),
         name: volume.name.clone(),
         size_mb: volume.bytes >> 20,
         max_files: volume.files,
         created_at: moment(volume.created_ms),
+        host: host.map(|host| host.to_string()),
     }
 }
 

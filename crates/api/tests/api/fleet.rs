@@ -7,6 +7,7 @@ mod objects;
 mod operations;
 mod placement;
 mod streams;
+mod volumes;
 
 use crate::support::TestCaller;
 use jiffy_api::Scope;

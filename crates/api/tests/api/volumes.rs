@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 /// Mounts all volumes but `removed`, which does not exist any longer.
 #[derive(Debug)]
-struct FakeMounter;
+pub struct FakeMounter;
 
 #[async_trait]
 impl VolumeMounter for FakeMounter {

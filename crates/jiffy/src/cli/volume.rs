@@ -2,6 +2,7 @@
 
 use super::HostArgs;
 use clap::{Args, Subcommand};
+use jiffy_fleet_core::MemberId;
 
 /// `jiffy volume`.
 #[derive(Debug, Subcommand)]
@@ -104,6 +105,9 @@ pub struct VolumeCreateArgs {
     /// Maximum number of files, directories and links [default: 1000000]
     #[arg(long, value_name = "COUNT")]
     pub files: Option<u64>,
+    /// Host of the fleet that stores the files [default: the receiving host]
+    #[arg(long = "host", value_name = "HOST")]
+    pub home: Option<MemberId>,
     /// Print the volume as JSON, without its token
     #[arg(long)]
     pub json: bool,

@@ -37,10 +37,15 @@ impl Sandboxes {
         if self.0.resume_holds.load(Ordering::SeqCst) == 0 {
             return Ok(());
         }
+        let has_volumes = entry.with_record(|record| !record.settings.volumes.is_empty());
+        let next = if has_volumes {
+            "starts here only after the drain, because its volumes are on this host"
+        } else {
+            "moves to another host"
+        };
         Err(OperationError::Busy {
             what: format!(
-                "this host is being drained and does not start sandbox {}, which moves to another \
-                 host",
+                "this host is being drained and does not start sandbox {}, which {next}",
                 entry.id()
             ),
             retry_after: RETRY_AFTER,

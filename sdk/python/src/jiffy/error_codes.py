@@ -266,7 +266,8 @@ class StoreUnavailableError(ApiError, ServiceBusyException):
     code = "store_unavailable"
 
 class HostLostError(ApiError, ServiceBusyException):
-    """The host of the sandbox is dead or does not answer. The message names the host."""
+    """The host of the sandbox or volume is dead or does not answer. The message names the
+    host."""
 
     code = "host_lost"
 

@@ -159,6 +159,11 @@ impl Fleet {
         self.runtime.enter()
     }
 
+    /// Runs a future in the runtime of the members.
+    pub fn block_on<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
     /// Imports the keys of a host.
     pub fn import(&self, home: &Path) -> usize {
         let imported = import_keys(home, &self.tables[0]);

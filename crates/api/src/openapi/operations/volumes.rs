@@ -9,7 +9,7 @@ use jiffy_api_types::{
 use serde_json::{Value, json};
 
 /// Error statuses of calls on content.
-const ERRORS: &[u16] = &[400, 401, 403, 404, 409, 429, 507];
+const ERRORS: &[u16] = &[400, 401, 403, 404, 409, 429, 503, 507];
 
 /// Operations on volumes and their content.
 pub(super) fn volumes() -> Vec<Operation> {

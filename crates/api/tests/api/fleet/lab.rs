@@ -12,11 +12,14 @@ mod host;
 mod network;
 mod placement;
 mod ports;
+mod shard;
+mod volumes;
 
 use crate::function_keys::{NoInvoker, open_functions};
 use crate::names::put_at;
 use crate::support::fake::Bench;
 use crate::support::{Answer, TestCaller, base_templates};
+use crate::volumes::FakeMounter;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
@@ -27,9 +30,9 @@ use jiffy_api::{
 };
 use jiffy_fleet::node::{BootClock, Clock, Node, NodeConfig};
 use jiffy_fleet::roster::Rosters;
-use jiffy_fleet::{Heads, MemoryRecords, RecordKey, SealedRecords};
-use jiffy_fleet_core::record::{Capacity, HostLabel, MemberRow, MemberState, ShardRecord};
-use jiffy_fleet_core::{Epoch, FleetId, Instance, MemberConfig, MemberId, ShardId, Timing};
+use jiffy_fleet::{Heads, MemoryRecords, SealedRecords};
+use jiffy_fleet_core::record::{Capacity, HostLabel};
+use jiffy_fleet_core::{FleetId, Instance, MemberConfig, MemberId, ShardId, Timing};
 use jiffy_function_manager::FunctionRecord;
 use jiffy_image::{Home, Templates};
 use jiffy_sandbox_manager::{HostOptions, Sandboxes};
@@ -38,6 +41,7 @@ use jiffy_store::host::{RemoteSettings, RemoteStore, STORE_TIMEOUT};
 use jiffy_template_builder::{Builder, BuilderSettings};
 use network::{Link, Network};
 use ports::EchoPorts;
+use shard::create_shard;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -96,6 +100,7 @@ struct Member {
     sandboxes: Sandboxes,
     node: Node,
     link: Arc<Link>,
+    store: Option<Arc<RemoteStore>>,
 }
 
 /// Members of a fleet, with the same keys.
@@ -210,7 +215,8 @@ impl Lab {
         let options = HostOptions {
             reader: Some(figures.clone()),
             heads: store.clone().map(|store| Heads::new(store, node.clone())),
-            remote: store,
+            remote: store.clone(),
+            volumes: Some(Arc::new(FakeMounter)),
             ..HostOptions::default()
         };
         let sandboxes = bench.open_with(options).await;
@@ -227,6 +233,7 @@ impl Lab {
             sandboxes,
             node,
             link,
+            store,
         };
         self.serve(&member);
         self.members.insert(id, member);
@@ -266,6 +273,16 @@ impl Lab {
 
     /// Returns the control plane of a member.
     fn app(&self, member: &Member, templates: Arc<dyn TemplateSource>) -> App {
+        self.app_with(member, templates, |app, _| app)
+    }
+
+    /// Returns the control plane of a member. `change` adds parts to it, and to its fleet.
+    fn app_with(
+        &self,
+        member: &Member,
+        templates: Arc<dyn TemplateSource>,
+        change: impl FnOnce(App, &mut Fleet) -> App,
+    ) -> App {
         let (node, link) = (member.node.clone(), member.link.clone());
         let mut fleet = Fleet::with_rosters(node, SECRET, link, self.rosters());
         let mut app = App::new(
@@ -277,6 +294,7 @@ impl Lab {
         if let Some(names) = &self.names {
             fleet.set_template_names(names.clone());
         }
+        app = change(app, &mut fleet);
         let mut fleets = self.fleets.lock().unwrap();
         fleets.insert(member.node.id().0, fleet.clone());
         drop(fleets);
@@ -473,24 +491,4 @@ fn request(caller: &TestCaller, method: &str, path: &str, body: Value) -> Reques
         }
     };
     request.body(body).unwrap()
-}
-
-/// Writes the record of a fleet with the first member.
-async fn create_shard(records: &SealedRecords) {
-    let config = member_config(1);
-    let row = MemberRow {
-        id: config.id,
-        epoch: Epoch(1),
-        instance: config.instance,
-        address: config.address,
-        state: MemberState::Up,
-        version: config.version,
-        capacity: config.capacity,
-        dead_since_ms: None,
-        unknown: Default::default(),
-    };
-    let record = ShardRecord::new(fleet_id(), ShardId(0), row);
-    let key: RecordKey = "fleet/shards/0".parse().unwrap();
-    let write = records.create(&key, record.encode().unwrap()).unwrap();
-    records.send(&write).await.unwrap();
 }
