@@ -13,6 +13,7 @@ use super::store_faults::{
     a_revoked_key_is_rejected_on_all_hosts, epochs,
     sandboxes_of_a_lost_host_resume_elsewhere_or_are_reported,
 };
+use super::volumes::a_volume_is_used_through_all_hosts;
 use super::webhooks::a_webhook_receives_the_events_of_all_hosts;
 use jiffy_test_attributes::jiffy_test;
 use std::time::{Duration, Instant};
@@ -32,6 +33,7 @@ fn a_fleet_with_etcd_holds_its_promises_when_hosts_and_etcd_fail() {
     a_revoked_key_is_rejected_on_all_hosts(&laboratory);
     a_secret_is_used_on_all_hosts_until_it_is_removed(&laboratory);
     a_webhook_receives_the_events_of_all_hosts(&laboratory);
+    a_volume_is_used_through_all_hosts(&laboratory);
     let host = a_warm_pool_grows_on_the_host_of_the_creates(&laboratory);
     // Meanwhile the demand decreases.
     commits_continue_without_a_member_of_etcd(&mut laboratory);

@@ -12,4 +12,5 @@ mod sandbox;
 mod secrets;
 mod sink;
 mod store_faults;
+mod volumes;
 mod webhooks;

@@ -6,6 +6,7 @@
 //! declares it dead.
 
 use super::laboratory::{Host, Laboratory, report};
+use super::volumes::{assert_lost, assert_returned, volume_on};
 use crate::support::SetOnDrop;
 use jiffy_test_attributes::jiffy_test;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -158,6 +159,7 @@ pub fn sandboxes_of_a_lost_host_resume_elsewhere_or_are_reported(laboratory: &mu
     for id in stored {
         report("durable pause", client.pause_durably(id));
     }
+    volume_on(laboratory, &host);
     // The roster of the host is written within 4 s after a change.
     Laboratory::wait_for_roster();
     // After a loss of the quorum, the host may have become the coordinator in the meantime.
@@ -183,7 +185,9 @@ pub fn sandboxes_of_a_lost_host_resume_elsewhere_or_are_reported(laboratory: &mu
         laboratory.assert_runs_once(&others, id);
     }
     assert_reported(laboratory, &host, &others, running);
+    assert_lost(&clients, &host);
     start_again(laboratory, &host);
+    assert_returned(laboratory, &clients[0]);
     for id in stored {
         laboratory.assert_runs_once(&laboratory.hosts, id);
     }
