@@ -5,12 +5,15 @@
 //! The *server* of a volume is the process that performs file operations of all sandboxes with this
 //! volume.
 
+use crate::support::store::TestStore;
 use crate::support::test_home::TestHome;
 use crate::support::{alive, network_probe, wait_for};
 use jiffy_test_attributes::jiffy_test;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// Uses of files that need more than reads and writes of whole files.
 const PROGRAM: &str = "cd /data/d && python3 - <<'END'
@@ -69,25 +72,35 @@ os.rename('/data/result.new', '/data/result')
 END
 nohup python3 /tmp/holder.py >/tmp/holder.log 2>&1 &";
 
-/// Holds a lock of each family, until a file `unlock` exists.
+/// Holds a lock of each family, until a file `unlock` exists. The last one is a lock of an open
+/// file description (OFD).
 const LOCKER: &str = "cat > /tmp/locker.py <<'END'
-import fcntl, os, time
-with open('/data/locked', 'w') as f:
+import fcntl, os, struct, time
+with open('/data/locked', 'w') as f, open('/data/ofd', 'w') as o:
+    def ofd(kind):
+        fcntl.fcntl(o, fcntl.F_OFD_SETLK, struct.pack('hhqqi', kind, 0, 5, 10, 0))
     fcntl.flock(f, fcntl.LOCK_EX)
     fcntl.lockf(f, fcntl.LOCK_EX, 10, 5)
+    ofd(fcntl.F_WRLCK)
     f.write('content of the holder')
     f.flush()
     open('/data/has-locks', 'w').close()
     while not os.path.exists('/data/unlock'):
         time.sleep(0.02)
+    ofd(fcntl.F_UNLCK)
 END
 nohup python3 /tmp/locker.py >/tmp/locker.log 2>&1 &";
 
 /// Prints whether a shared lock is available: for the whole file (`flock`), for byte 14, which is
-/// the last byte that [`LOCKER`] locks, and for byte 15. `held` is EAGAIN, and `lost` is EIO.
+/// the last byte that [`LOCKER`] locks, and for byte 15. Locks of open file descriptions are
+/// requested for the same bytes of the other file. `held` is EAGAIN, and `lost` is EIO.
 const LOCKS: &str = "python3 - <<'END'
-import fcntl
-f = open('/data/locked')
+import fcntl, struct
+f, o = open('/data/locked'), open('/data/ofd')
+def ofd(start):
+    # The end of the process does not end such a lock.
+    for kind in fcntl.F_RDLCK, fcntl.F_UNLCK:
+        fcntl.fcntl(o, fcntl.F_OFD_SETLK, struct.pack('hhqqi', kind, 0, start, 1, 0))
 def free(lock):
     try:
         lock()
@@ -96,8 +109,12 @@ def free(lock):
         return {11: 'held', 5: 'lost'}.get(e.errno, e.errno)
 print(free(lambda: fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)),
       free(lambda: fcntl.lockf(f, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 14)),
-      free(lambda: fcntl.lockf(f, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 15)))
+      free(lambda: fcntl.lockf(f, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 15)),
+      free(lambda: ofd(14)), free(lambda: ofd(15)))
 END";
+/// Output of [`LOCKS`] while [`LOCKER`] has its locks, and without them.
+const HELD: &str = "held held free held free";
+const FREE: &str = "free free free free free";
 
 /// Writes numbered files, and records the number of each file after its `fsync`. An operation that
 /// fails because the server ended is repeated.
@@ -142,6 +159,33 @@ fn kill_process(pid: u32) {
     wait_for("the process to exit", || (!alive(pid)).then_some(()));
 }
 
+/// Asserts that a directory of a volume has a state that [`WRITER`] has left, with one of these
+/// numbers of complete files.
+fn assert_state_of_writer(test_home: &TestHome, from: &str, counts: RangeInclusive<usize>) {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("copy");
+    test_home.ok(&["volume", "cp", from, copy.to_str().unwrap()]);
+    let entries = std::fs::read_dir(&copy).unwrap().flatten();
+    let read = |entry: std::fs::DirEntry| {
+        let content = std::fs::read_to_string(entry.path()).unwrap();
+        (entry.file_name().into_string().unwrap(), content)
+    };
+    let mut files: BTreeMap<String, String> = entries.map(read).collect();
+    // The next file is empty or complete before it receives its name.
+    let next = files.remove("new");
+    assert!(
+        counts.contains(&files.len()),
+        "{} of {counts:?}",
+        files.len()
+    );
+    for n in 0..files.len() {
+        let content = files.get(&n.to_string());
+        assert_eq!(content, Some(&n.to_string().repeat(1000)), "{n}");
+    }
+    let complete = files.len().to_string().repeat(1000);
+    assert!(next.is_none_or(|next| next.is_empty() || next == complete));
+}
+
 #[jiffy_test(engine = "microvm")]
 fn a_volume_is_shared_by_sandboxes_and_continues_through_pause_fork_and_rollback() {
     let test_home = TestHome::new();
@@ -177,25 +221,23 @@ fn a_volume_is_shared_by_sandboxes_and_continues_through_pause_fork_and_rollback
         (sh(&b, "ls /data").contains("holds")).then_some(())
     });
     // Locks exclude the other sandbox. A wait ends with a signal.
-    sh(&a, "touch /data/locked");
-    assert_eq!(sh(&b, LOCKS), "free free free");
+    sh(&a, "touch /data/locked /data/ofd");
+    assert_eq!(sh(&b, LOCKS), FREE);
     assert_eq!(sh(&b, "cat /data/locked"), "");
     sh(&a, LOCKER);
-    wait_for("the locks", || {
-        (sh(&b, LOCKS) == "held held free").then_some(())
-    });
+    wait_for("the locks", || (sh(&b, LOCKS) == HELD).then_some(()));
     let interrupted = "timeout 0.2 flock -s /data/locked true; echo $?";
     // The exit code of `timeout` after its signal.
     assert_eq!(sh(&b, interrupted), "124");
     test_home.ok(&["pause", &a]);
     // A pause ends the locks, and a resume requests them again.
-    assert_eq!(sh(&b, LOCKS), "free free free");
+    assert_eq!(sh(&b, LOCKS), FREE);
     let before = lines(&b);
     test_home.ok(&["resume", &a]);
-    assert_eq!(sh(&b, LOCKS), "held held free");
+    assert_eq!(sh(&b, LOCKS), HELD);
     // A fork has lost the locks, which the parent keeps. It cannot use the file.
     let child = test_home.ok(&["fork", &a, "-n", "1"]);
-    assert_eq!(sh(&b, LOCKS), "held held free");
+    assert_eq!(sh(&b, LOCKS), HELD);
     let unusable = "cat /data/locked 2>&1 >/dev/null || true";
     assert_eq!(
         sh(&child, unusable),
@@ -206,6 +248,7 @@ fn a_volume_is_shared_by_sandboxes_and_continues_through_pause_fork_and_rollback
     sh(&a, "(sleep 0.3; touch /data/unlock) >/dev/null 2>&1 &");
     let waited = "timeout 20 flock -s /data/locked cat /data/locked";
     assert_eq!(sh(&b, waited), "content of the holder");
+    assert_eq!(sh(&b, LOCKS), FREE);
     // Numbers of files are not reused: the holder never reads one of these files.
     sh(
         &a,
@@ -251,6 +294,8 @@ fn a_volume_is_shared_by_sandboxes_and_continues_through_pause_fork_and_rollback
 #[jiffy_test(engine = "microvm")]
 fn the_death_of_server_daemon_or_vmm_loses_no_written_file_of_a_volume() {
     let test_home = TestHome::new();
+    let store = TestStore::new();
+    store.start(&test_home);
     test_home.ok(&["volume", "create", "data"]);
     let reader = create(&test_home, "data", true);
     let writer = create(&test_home, "data", false);
@@ -264,14 +309,19 @@ fn the_death_of_server_daemon_or_vmm_loses_no_written_file_of_a_volume() {
         wait_for(what, || (written() > before + 3).then_some(()))
     };
     continues("the first files");
+    let before = written();
+    let snapshot = test_home.ok(&["volume", "snapshot", "data"]);
+    let after = written();
+    test_home.ok(&["volume", "restore", &snapshot, "copy"]);
+    assert_state_of_writer(&test_home, "copy:/", before..=after + 1);
     let locks = || test_home.sh(&reader, LOCKS);
-    test_home.sh(&writer, "touch /data/locked");
+    test_home.sh(&writer, "touch /data/locked /data/ofd");
     test_home.sh(&writer, LOCKER);
-    wait_for("the locks", || (locks() == "held held free").then_some(()));
+    wait_for("the locks", || (locks() == HELD).then_some(()));
     kill_process(server(&test_home).unwrap());
     continues("files after the death of the server");
     // The guest has requested its locks again.
-    assert_eq!(locks(), "held held free");
+    assert_eq!(locks(), HELD);
     test_home.kill_daemon();
     // The next daemon adopts the sandboxes, whose server still runs.
     let server_of_both = server(&test_home).unwrap();

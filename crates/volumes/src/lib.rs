@@ -25,7 +25,7 @@ pub use path::VolumePath;
 pub use servers::{ServerProgram, VolumeServers};
 pub use stored::{MAX_SNAPSHOTS, SnapshotSizes, StoredVolumes, VolumeSnapshot};
 pub use volume::{
-    DEFAULT_BYTES, DEFAULT_FILES, ID_PREFIX, MAX_BYTES, MAX_FILES, MAX_KEY_BYTES, MAX_KEY_FILES, MAX_NAME,
-    MAX_VOLUMES, MIN_BYTES, NewVolume, Volume,
+    DEFAULT_BYTES, DEFAULT_FILES, ID_PREFIX, MAX_BYTES, MAX_FILES, MAX_KEY_BYTES, MAX_KEY_FILES,
+    MAX_NAME, MAX_VOLUMES, MIN_BYTES, NewVolume, Volume,
 };
 pub use volumes::Volumes;

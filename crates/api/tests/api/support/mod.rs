@@ -216,8 +216,7 @@ fn add_volumes(app: App, home: &std::path::Path) -> App {
     };
     let remote = RemoteStore::open(&settings).unwrap();
     let stored = StoredVolumes::open(home, volumes.clone(), remote).unwrap();
-    app.with_volumes(volumes)
-        .with_stored_volumes(Some(stored))
+    app.with_volumes(volumes).with_stored_volumes(Some(stored))
 }
 
 impl Api {
