@@ -203,6 +203,23 @@ test('a stock template is built from its recipe, with its log', async () => {
   assert.deepEqual(violations, [])
 })
 
+test('a flood of lines leaves the last 10,000 lines in the terminal', async () => {
+  await go(page, `/sandboxes/${id}/terminal`)
+  await terminalShows(page, /[$#] *$/)
+  await type(page, 'seq 1 300000; echo flood-$((1 + 1))')
+  await terminalShows(page, /299999 *300000 *flood-2/)
+  await button('Search').click()
+  const search = page.getByLabel('Search in the terminal')
+  for (const number of ['290100', '295555', '299999']) {
+    await search.fill(number)
+    await search.press('Enter')
+    await button('Copy (Ctrl Shift C)').click()
+    assert.equal(await copied(), number)
+  }
+  await search.press('Escape')
+  assert.deepEqual(violations, [])
+})
+
 test('the buttons of a terminal copy the selection, and paste several lines only after a question', async () => {
   await go(page, `/sandboxes/${id}/terminal`)
   await terminalShows(page, /[$#] *$/)
