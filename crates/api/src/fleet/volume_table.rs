@@ -187,7 +187,7 @@ mod tests {
         let made = new("vol-1", "data");
         fleet.block_on(two.add(made.clone())).unwrap();
         for tables in [&one, &two] {
-            assert_eq!(VolumeTable::all(tables), [made.clone()]);
+            assert_eq!(VolumeTable::all(tables), std::slice::from_ref(&made));
             assert_eq!(tables.by_id("vol-1"), Some(made.clone()));
             assert_eq!(tables.by_id("data"), None);
         }

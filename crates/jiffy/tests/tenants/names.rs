@@ -3,8 +3,8 @@
 use super::two_keys::TwoKeys;
 use crate::support::wait_for;
 use jiffy_image::{
-    DiskBudget, Import, ImportSource, ImportStart, Templates, UnpackLimits, Visibility,
-    imported_image,
+    DiskBudget, Import, ImportSource, ImportStart, SignaturePolicy, Templates, UnpackLimits,
+    Visibility, imported_image,
 };
 use jiffy_test_attributes::jiffy_test;
 use serde_json::{Value, json};
@@ -247,9 +247,7 @@ fn templates_of_one_key_are_not_seen_chosen_or_shadowed_by_another() {
         ready: None,
         limits: UnpackLimits::default(),
         disk: DiskBudget::default(),
-        verify_keys: Vec::new(),
-        verify_identities: Vec::new(),
-        verify_trust_root: None,
+        signatures: SignaturePolicy::default(),
     };
     import.run(&templates, &mut |_| ()).unwrap();
     let listed = test_home.ok(&["template", "ls"]);
