@@ -20,6 +20,10 @@ use sha2::{Digest, Sha256};
 
 type Hash = [u8; 32];
 
+/// Maximum number of signatures of a checkpoint that are examined. Checkpoints have one of the log
+/// and a few of witnesses.
+const MAX_CHECKPOINT_SIGNATURES: usize = 16;
+
 /// Entry of a log, as bundles contain it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -222,7 +226,7 @@ fn tree_head(envelope: &str, log: &Log) -> Option<TreeHead> {
     let (note, signatures) = envelope.split_once("\n\n")?;
     let signed = format!("{note}\n");
     // Other lines are signatures of witnesses.
-    let mut lines = signatures.lines();
+    let mut lines = signatures.lines().take(MAX_CHECKPOINT_SIGNATURES);
     let is_signed = lines.any(|line| {
         let mut words = line
             .strip_prefix("\u{2014} ")
