@@ -55,6 +55,12 @@ export function LogLines<T>({
       aria-live="off"
       onKeyDown={(e) => {
         if (['ArrowUp', 'PageUp', 'Home'].includes(e.key)) onLeave()
+        // The browser's own jump to the first line can be undone: the list moves its position when
+        // it measures wrapped lines.
+        if (e.key === 'Home') {
+          e.preventDefault()
+          virtual.scrollToIndex(0)
+        }
       }}
       onWheel={(e) => {
         if (e.deltaY < 0) onLeave()
