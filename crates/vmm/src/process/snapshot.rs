@@ -41,9 +41,10 @@ use std::time::{Duration, Instant};
 /// all page tables, and each page that the guest writes next is copied as well. For so few pages,
 /// this takes more processor time than writing them.
 const MAX_PAUSED_PAGES: u64 = 8192;
-/// Maximum time of this write. A forked process writes the rest while the guest runs: the guest
-/// must not wait for a slow disk.
-const MAX_PAUSED_WRITE: Duration = Duration::from_millis(10);
+/// Maximum time of this write, which usually takes 5 to 15 ms. A forked process writes the rest
+/// while the guest runs: the guest must not wait for a slow disk. A shorter time would end while
+/// other snapshots occupy the processors, and the fork would delay them further.
+const MAX_PAUSED_WRITE: Duration = Duration::from_millis(50);
 
 /// Snapshot whose memory a forked process writes while the guest runs.
 pub(super) struct BackgroundCopy {
