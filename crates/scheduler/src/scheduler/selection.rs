@@ -215,8 +215,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns the resource by which hosts are ordered for a request: of the resources that the
-    /// sandbox needs, the one that is scarcer in the fleet.
+    /// Returns the resource by which hosts are ordered for a request: the scarcest resource of the
+    /// fleet that the sandbox needs.
     #[must_use]
     pub fn scarce_resource(&self, request: &PlacementRequest) -> Resource {
         ORDERS[self.scarce_order(request)]
